@@ -1,0 +1,218 @@
+"""The run file: one YAML file, one section for each process, read strictly.
+
+    configuration = load(Path("run.yaml"), overrides=["trainer.learning_rate=1e-5"])
+
+An unknown key, a wrong type and a value out of range are ConfigurationErrors. Nothing is rewritten or derived: a process that
+needs a derived value computes it. Environment variables carry only addresses and secrets (`ADDRESS_VARIABLES`).
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shared import strict_yaml
+from shared.environment_spec import EnvironmentSpec, PositiveFloat, PositiveInt
+from shared.errors import ConfigurationError
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+
+ADDRESS_VARIABLES: Mapping[str, str] = {
+    "HEADRACE_REDIS_URL": "redis.url",
+    "HEADRACE_HUB_URL": "inference_hub.url",
+    "HEADRACE_AGENTS_URL": "env_agents.url",
+}
+"""Environment variable → the key it sets, for deployments where addresses are not known when the run file is written."""
+
+
+class RunSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What all processes agree on."""
+
+    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    """Names the run's Redis keys."""
+    directory: str
+    """Checkpoints, metrics and logs go here."""
+    model_path: str
+    """A Hugging Face model directory: weights to start from, and the tokenizer."""
+    seed: NonNegativeInt = 0
+
+
+class RolloutSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much is rolled out, and how far ahead of training."""
+
+    rollout_batch_size: PositiveInt = 16
+    """B, groups consumed by one update."""
+    num_return_sequences_in_group: PositiveInt = 8
+    """G, episodes of one task."""
+    async_generation_ratio: NonNegativeFloat = 1.0
+    """α: 0 is synchronous, 1 one-step off-policy, above fully asynchronous."""
+    on_stale: Literal["regenerate", "drop"] = "regenerate"
+    """What happens to a group over the bound: its task runs again first, or not at all."""
+
+
+class RedisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    url: str = "redis://127.0.0.1:6379/0"
+
+
+class EnginesSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Inference engines. `headrace up` starts `count` of them; `urls` are engines that run already."""
+
+    count: NonNegativeInt = 1
+    urls: tuple[str, ...] = ()
+    device: Literal["cpu", "cuda"] = "cuda"
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    tensor_parallel_size: PositiveInt = 1
+    max_total_tokens: PositiveInt | None = None
+    """KV cache size in tokens; None lets the engine fill its memory."""
+    mem_fraction_static: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    arguments: tuple[str, ...] = ()
+    """More arguments of `sglang.launch_server`, as it spells them."""
+    start_timeout_s: PositiveFloat = 600.0
+
+
+class InferenceHubSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    port: Port = 8800
+    url: str | None = None
+    """Where others reach the hub; None means http://host:port."""
+    generate_timeout_s: PositiveFloat = 3600.0
+    """Total deadline of one generate call, retries and weight updates included."""
+    max_attempts: PositiveInt = 4
+    """Engines tried for one generate call before the caller sees an error."""
+    probe_interval_s: PositiveFloat = 2.0
+    weight_update_timeout_s: PositiveFloat = 300.0
+    """Deadline of each step of a weight update."""
+
+    @property
+    def address(self) -> str:
+        return self.url or f"http://{self.host}:{self.port}"
+
+
+class EnvAgentsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    port: Port = 8801
+    url: str | None = None
+    """Where others reach this process; None means http://host:port."""
+    renderer: str = "auto"
+    """Chat format, a name the `renderers` package knows (`qwen3`, …); auto takes it from the model."""
+    renderer_options: dict[str, Any] = {}
+    """Options of the renderer, such as enable_thinking."""
+    import_allowlist: tuple[str, ...] = ("examples",)
+    """Packages that environments may be imported from."""
+    environments: tuple[EnvironmentSpec, ...] = ()
+    """Registered at start; more by POST /environments."""
+    lease_s: PositiveFloat = 30.0
+    """A process silent for this long loses its groups to another one."""
+
+    @property
+    def address(self) -> str:
+        return self.url or f"http://{self.host}:{self.port}"
+
+
+class CheckpointSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    every_updates: PositiveInt = 10
+    keep: PositiveInt = 2
+    resume: Literal["auto", "never"] = "auto"
+
+
+class EvaluationSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Held-out tasks, before the first update, every `every_updates`, and after the last. 0 episodes: none."""
+
+    every_updates: PositiveInt = 10
+    num_episodes: NonNegativeInt = 0
+    greedy: bool = True
+    """Also evaluate at the most likely token, beside the environment's own sampling."""
+
+
+class WeightPushSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    backend: Literal["gloo", "nccl"] = "nccl"
+    bucket_mib: PositiveInt = 512
+    mode: Literal["in_place", "retract"] = "in_place"
+    """What running requests do: keep their KV cache, or recompute it under the new weights."""
+    timeout_s: PositiveFloat = 300.0
+
+
+class TrainerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    num_updates: PositiveInt
+    """Updates after which training ends, over all resumptions."""
+    num_processes: PositiveInt = 1
+    """Ranks that `headrace up` starts; with `deepspeed trainer/train.py` DeepSpeed's own flags and hostfile decide."""
+    learning_rate: PositiveFloat = 1e-6
+    warmup_updates: NonNegativeInt = 0
+    weight_decay: NonNegativeFloat = 0.0
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    max_grad_norm: PositiveFloat = 1.0
+    adv_estimator: Literal["grpo"] = "grpo"
+    scale_by_std: bool = True
+    """False is Dr. GRPO: advantages are centred, not scaled."""
+    pg_variant: Literal["ppo", "tis", "vanilla"] = "ppo"
+    clip_low: NonNegativeFloat = 0.2
+    clip_high: NonNegativeFloat = 0.2
+    tis_cap: PositiveFloat = 2.0
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = "token-mean"
+    ppo_epochs: PositiveInt = 1
+    ppo_max_token_len_per_gpu: PositiveInt = 16384
+    """Tokens, padding included, of one micro-batch on one rank."""
+    max_logprob_mismatch: PositiveFloat = 0.5
+    """Refuse to train when the mean |trainer - engine| log-probability of the first batch exceeds this."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    gradient_checkpointing: bool = False
+    deepspeed: dict[str, Any] | str = {}
+    """DeepSpeed's own settings, inline or the path of its JSON; passed through."""
+    generation_timeout_s: PositiveFloat = 1800.0
+    """Longest wait for one batch before training stops with the reason."""
+    weight_push: WeightPushSection = WeightPushSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    evaluation: EvaluationSection = EvaluationSection()
+
+
+class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A whole run file."""
+
+    run: RunSection
+    rollout: RolloutSection = RolloutSection()
+    redis: RedisSection = RedisSection()
+    engines: EnginesSection = EnginesSection()
+    inference_hub: InferenceHubSection = InferenceHubSection()
+    env_agents: EnvAgentsSection = EnvAgentsSection()
+    trainer: TrainerSection
+
+    def __post_init__(self) -> None:
+        names = [spec.name for spec in self.env_agents.environments]
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"environment names must differ, got {', '.join(sorted(repeated))} more than once")
+        if self.trainer.adv_estimator == "grpo" and self.rollout.num_return_sequences_in_group < 2:
+            raise ValueError(
+                "rollout.num_return_sequences_in_group must be >= 2 with the group-relative estimator 'grpo', "
+                f"got {self.rollout.num_return_sequences_in_group}"
+            )
+
+
+def load(path: Path, *, overrides: Iterable[str] = (), environment_variables: Mapping[str, str] = os.environ) -> Configuration:
+    """The run file at `path`, with addresses from the environment and then `overrides` applied.
+
+    Raises: ConfigurationError, a sentence with key, rule, value and remedy.
+    """
+    raw = strict_yaml.load_yaml(path)
+    for variable, dotted in ADDRESS_VARIABLES.items():
+        if value := environment_variables.get(variable):
+            strict_yaml.set_by_path(raw, dotted, value)
+    strict_yaml.apply_overrides(raw, overrides)
+    configuration = strict_yaml.decode(raw, Configuration, source=str(path))
+    model_path = Path(configuration.run.model_path)
+    if not (model_path / "config.json").is_file():
+        raise ConfigurationError(
+            f"{path}: run.model_path must be a directory with a Hugging Face model, got {str(model_path)!r} without "
+            "config.json; make the demo's with `make demo`, or give the directory of a downloaded model"
+        )
+    return configuration
+
+
+def dump(configuration: Configuration) -> str:
+    """The configuration as YAML that `load` reads back."""
+    return msgspec.yaml.encode(configuration).decode()

@@ -1,0 +1,81 @@
+"""What a user says about an environment: in the run file, or in the body of `POST /environments`."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+
+
+class SeedTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="seeds"):
+    """Tasks are the seeds start, start + 1, … start + count - 1, over and over. The environment makes each from its seed."""
+
+    start: Annotated[int, Meta(ge=0)] = 0
+    count: PositiveInt = 1_000_000
+
+
+class ParquetTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="parquet"):
+    """Tasks are the rows of a Parquet file, in an order shuffled anew each epoch. The environment gets the row as a dict."""
+
+    path: str
+    shuffle: bool = True
+
+
+Tasks = SeedTasks | ParquetTasks
+
+
+class SamplingParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the policy samples in this environment. The trainer applies the same temperature."""
+
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1)] = -1
+    """-1 keeps the whole vocabulary."""
+    max_new_tokens: PositiveInt = 1024
+    """Tokens a single turn may sample."""
+
+
+class EnvironmentLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an episode ends by force. Passing a token or turn limit truncates it; passing a deadline is a timeout."""
+
+    max_turns: PositiveInt = 8
+    max_tokens: PositiveInt = 4096
+    """Prompt, sampled and observation tokens of the whole episode."""
+    reset_timeout_s: PositiveFloat = 60.0
+    step_timeout_s: PositiveFloat = 60.0
+    """Deadline of one tool call or step, and of the reward."""
+    episode_timeout_s: PositiveFloat = 3600.0
+    max_concurrent_episodes: PositiveInt = 1024
+    """Over all episodes of this environment in one agent process."""
+
+
+class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One registered environment: where it is, its share of the rollouts, its tasks, sampling and limits.
+
+    Exactly one of `import_path` (`package.module:Class`, allowed by `env_agents.import_allowlist`) and `url` (an OpenEnv
+    server's `ws://` or `http://` address) says where it is.
+    """
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    import_path: str | None = None
+    url: str | None = None
+    arguments: dict[str, Any] = {}
+    """Keyword arguments of the class, or data of every remote reset."""
+    weight: Annotated[float, Meta(ge=0)] = 1.0
+    """Share of new groups, relative to the other environments' weights."""
+    is_paused: bool = False
+    tasks: Tasks = SeedTasks()
+    evaluation_tasks: Tasks | None = None
+    """Held-out tasks; None means the environment is left out of evaluations."""
+    sampling: SamplingParameters = SamplingParameters()
+    limits: EnvironmentLimits = EnvironmentLimits()
+
+    def __post_init__(self) -> None:
+        if (self.import_path is None) == (self.url is None):
+            raise ValueError(f"environment {self.name!r} must have exactly one of import_path and url")
+        if self.import_path is not None and self.import_path.count(":") != 1:
+            raise ValueError(f"import_path must look like package.module:Class, got {self.import_path!r}")
+        if self.url is not None and not self.url.startswith(("ws://", "wss://", "http://", "https://")):
+            raise ValueError(f"url must start with ws://, wss://, http:// or https://, got {self.url!r}")

@@ -1,0 +1,238 @@
+"""The ledger: which groups run, which are ready, which were trained, and how many more may start.
+
+A group is WAITING → RUNNING → READY → TRAINED, or DISCARDED from RUNNING or READY.
+
+    WAITING   a place is free                                              agents:  admit()
+    RUNNING   episodes in flight under a lease; an expired lease lets      agents:  renew(), adopt()
+              another agent process run the episodes that are missing
+    READY     all of its episodes are in the stream                        agents:  finish() of the last episode
+    TRAINED   the policy learnt from it; unsaved until a checkpoint        trainer: publish(), acknowledge()
+              holds what it taught, and READY again if that is lost        trainer: restore()
+    DISCARDED counted by reason, its task run again first if wanted        either:  discard()
+
+Invariant, at every instant:  started = running + ready + trained + discarded.
+Admission, with v updates published, B groups an update and α = async_generation_ratio:
+
+    started - discarded <= floor((v + 1 + α) · B)
+
+Each transition is one Lua script (shared/lua/), hence atomic for any number of agent processes and indivisible when one is
+killed: an episode's record enters the stream in the same step as it enters the books.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.resources import files
+from typing import Any, cast
+
+import msgspec
+import redis
+import redis.asyncio
+
+from shared import trajectory as trajectories
+from shared.errors import LedgerError
+from shared.keys import CONSUMER_GROUP, Keys
+from shared.trajectory import Trajectory
+
+
+class DiscardReason(StrEnum):
+    """Why a group was not trained."""
+
+    STALE = "stale"
+    """Older than the asynchronous ratio allows when its turn came."""
+    FAILED = "failed"
+    """Too few of its episodes have a reward to learn from."""
+    UNREADABLE = "unreadable"
+    """A record of it could not be decoded; it lies in the dead-letter stream."""
+    ENVIRONMENT_GONE = "environment_gone"
+    """Its environment was deleted while it ran or waited to run again."""
+
+
+class Receipt(StrEnum):
+    """What became of a finished episode."""
+
+    RECORDED = "recorded"
+    DUPLICATE = "duplicate"
+    """Another attempt of the same episode was recorded first."""
+    GONE = "gone"
+    """Its group had been discarded."""
+
+
+class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What it takes to run a group: G episodes of one task. `start_number` orders consumption, oldest first."""
+
+    group_id: str
+    group_size: int
+    environment: str
+    task_index: int
+    attempt: int
+    admitted_version: int
+    start_number: int
+
+
+@dataclass(frozen=True)
+class Books:
+    """The ledger's counts, in groups, at one instant."""
+
+    version: int
+    async_generation_ratio: float
+    batch_groups: int
+    started: int
+    running: int
+    ready: int
+    trained: int
+    unsaved: int
+    discarded: Mapping[str, int]
+    """By DiscardReason."""
+    requeued: int
+    episodes_finished: int
+    """Episodes whose record ever entered the stream."""
+    stream_entries: int
+
+    @property
+    def is_balanced(self) -> bool:
+        return self.started == self.running + self.ready + self.trained + sum(self.discarded.values())
+
+
+_SCRIPT_NAMES = ("admit", "renew", "adopt", "finish", "discard", "publish", "acknowledge", "restore", "books")
+_record_decoder = msgspec.json.Decoder(GroupRecord)
+
+
+def _sources() -> dict[str, str]:
+    folder = files("shared") / "lua"
+    prelude = (folder / "prelude.lua").read_text()
+    return {name: prelude + (folder / f"{name}.lua").read_text() for name in _SCRIPT_NAMES}
+
+
+def _script_keys(keys: Keys) -> list[str]:
+    """KEYS of every script, in the order of prelude.lua."""
+    return [
+        keys.ledger,
+        keys.running,
+        keys.owners,
+        keys.ready,
+        keys.unsaved,
+        keys.groups,
+        keys.finished,
+        keys.requeued,
+        keys.cursors,
+        keys.trajectories,
+    ]
+
+
+def _parse_books(reply: Sequence[Any]) -> Books:
+    pairs, running, ready, unsaved, requeued, stream_entries = reply
+    fields = {pairs[i].decode(): pairs[i + 1].decode() for i in range(0, len(pairs), 2)}
+    discarded = {name.partition(":")[2]: int(count) for name, count in fields.items() if name.startswith("discarded:")}
+    return Books(
+        version=int(fields.get("version", 0)),
+        async_generation_ratio=float(fields.get("ratio", 0)),
+        batch_groups=int(fields.get("batch_groups", 0)),
+        started=int(fields.get("started", 0)),
+        running=running,
+        ready=ready,
+        trained=int(fields.get("trained", 0)),
+        unsaved=unsaved,
+        discarded=discarded,
+        requeued=requeued,
+        episodes_finished=int(fields.get("episodes_finished", 0)),
+        stream_entries=stream_entries,
+    )
+
+
+class AdmissionLedger:
+    """The agents' side: places, leases and finished episodes. Redis errors pass through; the caller decides on retries."""
+
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+        self._script_keys = _script_keys(keys)
+        self._scripts = {name: client.register_script(source) for name, source in _sources().items()}
+
+    async def _run(self, name: str, *arguments: str | int | bytes) -> Any:
+        return await self._scripts[name](keys=self._script_keys, args=list(arguments))
+
+    async def configure(self, *, async_generation_ratio: float, batch_groups: int) -> None:
+        """Sets α and B of the admission formula; running groups are not disturbed."""
+        settings = ["ratio", repr(async_generation_ratio), "batch_groups", batch_groups]
+        await self._client.hset(self._keys.ledger, items=settings)
+
+    async def admit(self, *, group_id: str, environment: str, group_size: int, owner: str, lease_ms: int) -> GroupRecord | None:
+        """A place for a group of `environment`, or None while the asynchronous ratio allows no more.
+
+        Tasks that wait to run again come first, so the record may name another environment than the one asked for.
+        """
+        record = await self._run("admit", group_id, environment, group_size, owner, lease_ms)
+        return None if record is None else _record_decoder.decode(record)
+
+    async def renew(self, *, owner: str, lease_ms: int, group_ids: Iterable[str]) -> list[str]:
+        """Extends the leases of running groups; returns those that are no longer this owner's to run."""
+        lost = await self._run("renew", owner, lease_ms, *group_ids)
+        return [group_id.decode() for group_id in lost]
+
+    async def adopt(self, *, owner: str, lease_ms: int) -> tuple[GroupRecord, list[int]] | None:
+        """A group whose owner stopped renewing, and the sample indexes that need no second run; None if there is none."""
+        adopted = await self._run("adopt", owner, lease_ms)
+        return None if adopted is None else (_record_decoder.decode(adopted[0]), adopted[1])
+
+    async def finish(self, trajectory: Trajectory) -> Receipt:
+        """Records one finished episode, once, however often it is called for the same group and sample index."""
+        record = trajectories.encode(trajectory)
+        reply = await self._run("finish", trajectory.group_id, trajectory.sample_index, record)
+        return Receipt(reply.decode())
+
+    async def discard(self, group_ids: Iterable[str], reason: DiscardReason, *, requeue: bool) -> int:
+        """Gives up groups that run or are ready; returns how many were."""
+        return cast(int, await self._run("discard", reason, int(requeue), *group_ids))
+
+    async def books(self) -> Books:
+        return _parse_books(await self._run("books"))
+
+
+class TrainingLedger:
+    """The trainer's side: what was trained, what is durable, what was discarded."""
+
+    def __init__(self, client: redis.Redis, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+        self._script_keys = _script_keys(keys)
+        self._scripts = {name: client.register_script(source) for name, source in _sources().items()}
+
+    def _run(self, name: str, *arguments: str | int) -> Any:
+        return self._scripts[name](keys=self._script_keys, args=list(arguments))
+
+    def create_consumer_group(self) -> None:
+        """Makes the stream and its consumer group unless they exist."""
+        try:
+            self._client.xgroup_create(self._keys.trajectories, CONSUMER_GROUP, id="0", mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    def publish(self, version: int, group_ids: Iterable[str]) -> None:
+        """The weights trained on `group_ids` are in force as `version`, the next one.
+
+        Raises: LedgerError if a group is not ready or the version is not the next.
+        """
+        try:
+            self._run("publish", version, *group_ids)
+        except redis.ResponseError as error:
+            if str(error).startswith("LEDGER"):
+                raise LedgerError(str(error).removeprefix("LEDGER ")) from error
+            raise
+
+    def acknowledge(self, version: int) -> int:
+        """Everything trained up to `version` is in a durable checkpoint and may leave the stream."""
+        return cast(int, self._run("acknowledge", version))
+
+    def restore(self, version: int) -> int:
+        """Continues the books at the checkpoint of `version`; returns how many groups are ready again."""
+        self.acknowledge(version)
+        return cast(int, self._run("restore", version))
+
+    def discard(self, group_ids: Iterable[str], reason: DiscardReason, *, requeue: bool) -> int:
+        """Gives up groups that run or are ready; returns how many were."""
+        return cast(int, self._run("discard", reason, int(requeue), *group_ids))
+
+    def books(self) -> Books:
+        return _parse_books(self._run("books"))

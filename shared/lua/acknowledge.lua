@@ -1,0 +1,8 @@
+-- A checkpoint of ARGV[1] is durable: what was trained up to it leaves the stream. Returns how many groups left.
+local saved = redis.call('ZRANGEBYSCORE', UNSAVED, '-inf', ARGV[1])
+for _, group_id in ipairs(saved) do
+  local record = group_record(group_id)
+  forget(group_id, record.group_size)
+  redis.call('ZREM', UNSAVED, group_id)
+end
+return #saved

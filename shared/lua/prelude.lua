@@ -1,0 +1,41 @@
+-- Before every ledger script: the keys by name (shared/keys.py), and what several transitions do.
+local LEDGER, RUNNING, OWNERS, READY, UNSAVED = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local GROUPS, FINISHED, REQUEUED, CURSORS, STREAM = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local CONSUMER_GROUP = 'trainer'
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function group_record(group_id)
+  local record = redis.call('HGET', GROUPS, group_id)
+  return record and cjson.decode(record) or nil
+end
+
+-- Sample indexes of a group that have a record in the stream.
+local function finished_indexes(group_id, group_size)
+  local indexes = {}
+  for index = 0, group_size - 1 do
+    if redis.call('HEXISTS', FINISHED, group_id .. ':' .. index) == 1 then
+      indexes[#indexes + 1] = index
+    end
+  end
+  return indexes
+end
+
+-- Removes a group's entries from the stream and everything the ledger holds under its id.
+local function forget(group_id, group_size)
+  for index = 0, group_size - 1 do
+    local field = group_id .. ':' .. index
+    local entry = redis.call('HGET', FINISHED, field)
+    if entry then
+      redis.call('XACK', STREAM, CONSUMER_GROUP, entry)
+      redis.call('XDEL', STREAM, entry)
+      redis.call('HDEL', FINISHED, field)
+    end
+  end
+  redis.call('HDEL', FINISHED, group_id)
+  redis.call('HDEL', OWNERS, group_id)
+  redis.call('HDEL', GROUPS, group_id)
+end

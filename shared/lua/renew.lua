@@ -1,0 +1,10 @@
+-- Extends leases. ARGV: owner, lease ms, group ids. Returns the ids that are no longer this owner's to run.
+local lost = {}
+for i = 3, #ARGV do
+  if redis.call('HGET', OWNERS, ARGV[i]) == ARGV[1] and redis.call('ZSCORE', RUNNING, ARGV[i]) then
+    redis.call('ZADD', RUNNING, now_ms() + tonumber(ARGV[2]), ARGV[i])
+  else
+    lost[#lost + 1] = ARGV[i]
+  end
+end
+return lost

@@ -1,0 +1,117 @@
+"""YAML into msgspec structs, strictly: every mistake is a sentence with the key, the rule, the value and the remedy."""
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from shared.errors import ConfigurationError
+
+T = TypeVar("T")
+
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `\$(?P<path>[^`]*)`)?")
+_PATH_SUFFIX = re.compile(r" - at `\$(?P<path>[^`]*)`$")
+_PATH_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 floats: `1e-6` is a number, as everyone who writes a learning rate expects."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises: ConfigurationError if there is none."""
+    try:
+        raw = yaml.load(path.read_text(), _Loader)  # noqa: S506 - a SafeLoader
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {os.strerror(error.errno or 0)}; give an existing run file") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise ConfigurationError(f"{path} must hold a mapping of sections, got {type(raw).__name__}")
+    return raw
+
+
+def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Sets `section.key=value` pairs in `raw`; values are YAML."""
+    for override in overrides:
+        dotted, separator, value = override.partition("=")
+        if not separator or not dotted:
+            raise ConfigurationError(f"an override must look like section.key=value, got {override!r}")
+        set_by_path(raw, dotted, yaml.load(value, _Loader))  # noqa: S506 - a SafeLoader
+
+
+def set_by_path(raw: dict[str, Any], dotted: str, value: Any) -> None:
+    """Sets raw["a"]["b"] for dotted "a.b", making the mappings between."""
+    *parents, last = dotted.split(".")
+    node = raw
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigurationError(f"cannot set {dotted}: {parent} is a value, not a section")
+        node = child
+    node[last] = value
+
+
+def decode(raw: Mapping[str, Any], struct: type[T], *, source: str) -> T:
+    """`raw` as `struct`. Raises: ConfigurationError that names `source`, the key, the rule and the value."""
+    try:
+        return msgspec.convert(raw, struct)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{source}: {_explain(str(error), raw, struct)}") from error
+
+
+def _explain(message: str, raw: Mapping[str, Any], struct: type) -> str:
+    if unknown := _UNKNOWN_FIELD.match(message):
+        field, path = unknown["field"], (unknown["path"] or "").lstrip(".")
+        known = _fields_at(struct, path)
+        closest = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
+        remedy = f"did you mean {closest[0]!r}?" if closest else f"known keys: {', '.join(sorted(known))}"
+        return f"unknown key {f'{path}.{field}' if path else field!r}; {remedy}"
+    match = _PATH_SUFFIX.search(message)
+    if not match or not match["path"]:
+        return message.removesuffix(" - at `$`")
+    rule, path = message[: match.start()], match["path"].lstrip(".")
+    return f"{path}: {rule}, got {_value_at(raw, match['path'])!r}"
+
+
+def _value_at(raw: Any, path: str) -> Any:
+    node = raw
+    for key, index in _PATH_STEP.findall(path):
+        try:
+            node = node[key] if key else node[int(index)]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return node
+
+
+def _fields_at(struct: type, path: str) -> list[str]:
+    """Names of the struct that `path` leads to, through nested structs and lists of them."""
+    info: Any = msgspec.inspect.type_info(struct)
+    for key, _ in _PATH_STEP.findall("." + path if path else ""):
+        info = _struct_info(info)
+        field = next((field for field in info.fields if field.encode_name == key), None) if info and key else None
+        info = field.type if field else info
+    info = _struct_info(info)
+    return [field.encode_name for field in info.fields] if info else []
+
+
+def _struct_info(info: Any) -> Any:
+    if isinstance(info, msgspec.inspect.StructType):
+        return info
+    inner = getattr(info, "item_type", None) or getattr(info, "value_type", None)
+    if inner is not None:
+        return _struct_info(inner)
+    for option in getattr(info, "types", ()):
+        if (found := _struct_info(option)) is not None:
+            return found
+    return None
