@@ -23,9 +23,7 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2 floats: `1e-6` is a number, as everyone who writes a learning rate expects."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
