@@ -28,6 +28,7 @@ from typing import Any, cast
 import msgspec
 import redis
 import redis.asyncio
+from redis.typing import EncodableT
 
 from shared import trajectory as trajectories
 from shared.errors import LedgerError
@@ -154,7 +155,7 @@ class AdmissionLedger:
 
     async def configure(self, *, async_generation_ratio: float, batch_groups: int) -> None:
         """Sets α and B of the admission formula; running groups are not disturbed."""
-        settings = ["ratio", repr(async_generation_ratio), "batch_groups", batch_groups]
+        settings: list[EncodableT] = ["ratio", repr(async_generation_ratio), "batch_groups", batch_groups]
         await self._client.hset(self._keys.ledger, items=settings)
 
     async def admit(self, *, group_id: str, environment: str, group_size: int, owner: str, lease_ms: int) -> GroupRecord | None:

@@ -6,7 +6,7 @@ their group. Delivery is at least once: a trainer that restarts reads again what
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar
 
 import redis
 
@@ -15,8 +15,6 @@ from shared.errors import RecordError
 from shared.keys import CONSUMER_GROUP, CONSUMER_NAME, MAX_DEAD_LETTERS, Keys
 from shared.ledger import DiscardReason, TrainingLedger
 from shared.trajectory import Trajectory
-
-_PAGE: Final = 64
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,9 @@ class TrajectoryConsumer:
 
     A record that cannot be read goes to the dead-letter stream with the reason; its group is discarded and its task runs again.
     """
+
+    PAGE: ClassVar = 64
+    """Entries of one read."""
 
     def __init__(self, client: redis.Redis, keys: Keys, ledger: TrainingLedger) -> None:
         self._client = client
@@ -69,7 +70,7 @@ class TrajectoryConsumer:
 
     def _read(self, after: str, *, block_ms: int | None) -> list[tuple[bytes, dict[bytes, bytes]]]:
         reply: Any = self._client.xreadgroup(
-            CONSUMER_GROUP, CONSUMER_NAME, {self._keys.trajectories: after}, count=_PAGE, block=block_ms
+            CONSUMER_GROUP, CONSUMER_NAME, {self._keys.trajectories: after}, count=self.PAGE, block=block_ms
         )
         return reply[0][1] if reply else []
 

@@ -5,6 +5,6 @@ for _, group_id in ipairs(unsaved) do
   redis.call('ZREM', UNSAVED, group_id)
   redis.call('ZADD', READY, group_record(group_id).start_number, group_id)
 end
-redis.call('HINCRBY', LEDGER, 'trained', -#unsaved)
+redis.call('HINCRBY', LEDGER, 'trained', 0 - #unsaved)
 redis.call('HSET', LEDGER, 'version', version)
 return #unsaved

@@ -1,0 +1,30 @@
+"""Finished episodes without tokens, for tests of what moves records rather than of what they hold."""
+
+from shared.ledger import GroupRecord
+from shared.trajectory import Outcome, Timings, Trajectory
+
+
+def finished_episode(group: GroupRecord, sample_index: int) -> Trajectory:
+    """Episode `sample_index` of `group`."""
+    return Trajectory(
+        run_id="run",
+        trajectory_id=f"{group.group_id}-{sample_index}",
+        group_id=group.group_id,
+        group_size=group.group_size,
+        sample_index=sample_index,
+        attempt=group.attempt,
+        environment=group.environment,
+        task_id=str(group.task_index),
+        token_bytes=b"",
+        loss_mask_bytes=b"",
+        logprob_bytes=b"",
+        version_spans=(),
+        temperature=1.0,
+        turns=(),
+        reward=0.0,
+        reward_parts={},
+        outcome=Outcome.COMPLETED,
+        detail="",
+        timings=Timings(0, 0, 0, 0),
+        finished_at=0.0,
+    )

@@ -1,0 +1,267 @@
+"""The ledger against a model of itself: any interleaving of agents, crashes, updates and resumptions keeps the books."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+
+import pytest
+import redis
+import redis.asyncio
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from shared.errors import LedgerError
+from shared.keys import Keys
+from shared.ledger import AdmissionLedger, DiscardReason, GroupRecord, Receipt, TrainingLedger
+from tests.shared.episodes import finished_episode
+
+GROUP_SIZE = 2
+LONG_MS = 60_000
+EXPIRED_MS = 0
+
+
+@pytest.fixture
+async def agents(redis_url: str, keys: Keys) -> AsyncIterator[AdmissionLedger]:
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        ledger = AdmissionLedger(client, keys)
+        await ledger.configure(async_generation_ratio=1.0, batch_groups=2)
+        yield ledger
+
+
+@pytest.fixture
+def trainer(redis_client: redis.Redis, keys: Keys) -> TrainingLedger:
+    ledger = TrainingLedger(redis_client, keys)
+    ledger.create_consumer_group()
+    return ledger
+
+
+async def admit(ledger: AdmissionLedger, group_id: str, *, owner: str = "agent", lease_ms: int = LONG_MS) -> GroupRecord | None:
+    return await ledger.admit(group_id=group_id, environment="calculator", group_size=GROUP_SIZE, owner=owner, lease_ms=lease_ms)
+
+
+async def admit_and_finish(ledger: AdmissionLedger, group_id: str) -> GroupRecord:
+    group = await admit(ledger, group_id)
+    assert group is not None
+    for sample_index in range(GROUP_SIZE):
+        assert await ledger.finish(finished_episode(group, sample_index)) is Receipt.RECORDED
+    return group
+
+
+@pytest.mark.parametrize(("ratio", "batch_groups", "places"), [(0.0, 3, 3), (1.0, 3, 6), (0.5, 3, 4), (1.1, 10, 21), (0.1, 30, 33)])
+async def test_admission_is_the_floor_of_v_plus_1_plus_ratio_times_batch(
+    agents: AdmissionLedger, ratio: float, batch_groups: int, places: int
+) -> None:
+    await agents.configure(async_generation_ratio=ratio, batch_groups=batch_groups)
+    admitted = [await admit(agents, f"g{i}") for i in range(places + 2)]
+    assert [group is not None for group in admitted] == [True] * places + [False] * 2
+
+
+async def test_an_update_opens_one_batch_of_places(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
+    groups = [await admit_and_finish(agents, f"g{i}") for i in range(4)]
+    assert await admit(agents, "too many") is None
+    trainer.publish(1, [group.group_id for group in groups[:2]])
+    assert [await admit(agents, f"h{i}") is not None for i in range(3)] == [True, True, False]
+
+
+async def test_a_finished_episode_is_recorded_once(agents: AdmissionLedger) -> None:
+    group = await admit(agents, "g")
+    assert group is not None
+    receipts = [await agents.finish(finished_episode(group, 0)) for _ in range(3)]
+    assert receipts == [Receipt.RECORDED, Receipt.DUPLICATE, Receipt.DUPLICATE]
+    assert (await agents.books()).stream_entries == 1
+
+
+async def test_an_episode_of_a_discarded_group_leaves_no_entry(agents: AdmissionLedger) -> None:
+    group = await admit(agents, "g")
+    assert group is not None
+    await agents.finish(finished_episode(group, 0))
+    assert await agents.discard(["g"], DiscardReason.ENVIRONMENT_GONE, requeue=False) == 1
+    assert await agents.finish(finished_episode(group, 1)) is Receipt.GONE
+    assert (await agents.books()).stream_entries == 0
+
+
+async def test_a_dead_owner_s_group_is_adopted_with_what_it_had_finished(agents: AdmissionLedger) -> None:
+    group = await admit(agents, "g", owner="dead", lease_ms=EXPIRED_MS)
+    assert group is not None
+    await agents.finish(finished_episode(group, 1))
+    adopted = await agents.adopt(owner="alive", lease_ms=LONG_MS)
+    assert adopted is not None
+    record, finished = adopted
+    assert (record.group_id, record.attempt, finished) == ("g", 1, [1])
+    assert await agents.renew(owner="dead", lease_ms=LONG_MS, group_ids=["g"]) == ["g"]
+    assert await agents.renew(owner="alive", lease_ms=LONG_MS, group_ids=["g"]) == []
+    assert await agents.adopt(owner="third", lease_ms=LONG_MS) is None
+
+
+async def test_a_requeued_task_runs_before_new_ones(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
+    await admit_and_finish(agents, "slow")
+    await admit_and_finish(agents, "other")
+    trainer.discard(["slow"], DiscardReason.STALE, requeue=True)
+    again, new = await admit(agents, "again"), await admit(agents, "new")
+    assert again is not None
+    assert new is not None
+    assert (again.task_index, again.attempt) == (0, 1)
+    assert (new.task_index, new.attempt) == (2, 0)
+
+
+async def test_what_was_trained_after_the_checkpoint_is_ready_again(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
+    for i in range(3):
+        await admit_and_finish(agents, f"g{i}")
+    trainer.publish(1, ["g0"])
+    trainer.publish(2, ["g1"])
+    assert trainer.restore(1) == 1
+    books = trainer.books()
+    assert (books.version, books.trained, books.unsaved, books.ready, books.stream_entries) == (1, 1, 0, 2, 2 * GROUP_SIZE)
+
+
+async def test_training_a_group_that_is_not_ready_is_refused(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
+    await admit(agents, "g")
+    with pytest.raises(LedgerError, match="group g is not ready"):
+        trainer.publish(1, ["g"])
+    with pytest.raises(LedgerError, match="next version to publish is 1, got 3"):
+        trainer.publish(3, [])
+    assert trainer.books().version == 0
+
+
+async def test_a_group_that_left_the_ledger_leaves_no_key_behind(
+    agents: AdmissionLedger, trainer: TrainingLedger, redis_client: redis.Redis, keys: Keys
+) -> None:
+    await admit_and_finish(agents, "g")
+    trainer.publish(1, ["g"])
+    trainer.acknowledge(1)
+    for key in (keys.running, keys.owners, keys.ready, keys.unsaved, keys.groups, keys.finished):
+        assert not redis_client.exists(key)
+    assert redis_client.xlen(keys.trajectories) == 0
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Two agents, one of which may die at any point, and a trainer that may be killed between any two of its calls."""
+
+    redis_url = ""
+    runs = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.Runner()
+        LedgerMachine.runs += 1
+        self.keys = Keys(f"machine-{LedgerMachine.runs}")
+        self.sync_client = redis.Redis.from_url(self.redis_url)
+        self.async_client = redis.asyncio.Redis.from_url(self.redis_url)
+        self.agents = AdmissionLedger(self.async_client, self.keys)
+        self.trainer = TrainingLedger(self.sync_client, self.keys)
+        self.trainer.create_consumer_group()
+        self.missing: dict[str, set[int]] = {}
+        self.records: dict[str, GroupRecord] = {}
+        self.ready: list[str] = []
+        self.trained_at: dict[str, int] = {}
+        self.saved_version = 0
+        self.version = 0
+        self.saved: set[str] = set()
+        self.discarded = 0
+
+    @initialize(ratio=st.sampled_from([0.0, 0.5, 1.0, 2.5]), batch_groups=st.integers(1, 3))
+    def configure(self, ratio: float, batch_groups: int) -> None:
+        self.ratio, self.batch_groups = ratio, batch_groups
+        self.loop.run(self.agents.configure(async_generation_ratio=ratio, batch_groups=batch_groups))
+
+    @rule(lease_ms=st.sampled_from([EXPIRED_MS, LONG_MS]))
+    def admit(self, lease_ms: int) -> None:
+        group_id = f"g{len(self.records)}"
+        group = self.loop.run(admit(self.agents, group_id, lease_ms=lease_ms))
+        places = math.floor((self.version + 1 + self.ratio) * self.batch_groups)
+        alive = len(self.missing) + len(self.ready) + len(self.trained_at) + len(self.saved)
+        assert (group is not None) == (alive < places)
+        if group is not None:
+            self.records[group_id], self.missing[group_id] = group, set(range(GROUP_SIZE))
+
+    @precondition(lambda self: self.missing)
+    @rule(data=st.data(), index=st.integers(0, GROUP_SIZE - 1))
+    def finish(self, data: st.DataObject, index: int) -> None:
+        group_id = data.draw(st.sampled_from(sorted(self.missing)))
+        receipt = self.loop.run(self.agents.finish(finished_episode(self.records[group_id], index)))
+        assert receipt is (Receipt.RECORDED if index in self.missing[group_id] else Receipt.DUPLICATE)
+        self.missing[group_id].discard(index)
+        if not self.missing[group_id]:
+            del self.missing[group_id]
+            self.ready.append(group_id)
+
+    @rule()
+    def adopt(self) -> None:
+        adopted = self.loop.run(self.agents.adopt(owner="survivor", lease_ms=EXPIRED_MS))
+        if adopted is not None:
+            record, finished = adopted
+            assert set(range(GROUP_SIZE)) - set(finished) == self.missing[record.group_id]
+
+    @precondition(lambda self: self.ready)
+    @rule(data=st.data())
+    def train(self, data: st.DataObject) -> None:
+        batch = data.draw(st.lists(st.sampled_from(self.ready), min_size=1, max_size=self.batch_groups, unique=True))
+        self.version += 1
+        self.trainer.publish(self.version, batch)
+        self.ready = [group_id for group_id in self.ready if group_id not in batch]
+        self.trained_at |= dict.fromkeys(batch, self.version)
+
+    @rule(is_acknowledged=st.booleans())
+    def save_checkpoint(self, is_acknowledged: bool) -> None:
+        """The trainer may be killed between the checkpoint and its acknowledgement."""
+        self.saved_version = self.version
+        if is_acknowledged:
+            self.trainer.acknowledge(self.version)
+            self._settle()
+
+    @rule()
+    def crash_and_resume(self) -> None:
+        lost = [group_id for group_id, version in self.trained_at.items() if version > self.saved_version]
+        assert self.trainer.restore(self.saved_version) == len(lost)
+        self.version = self.saved_version
+        self.ready += lost
+        self._settle()
+
+    @precondition(lambda self: self.missing or self.ready)
+    @rule(data=st.data(), requeue=st.booleans())
+    def discard(self, data: st.DataObject, requeue: bool) -> None:
+        group_id = data.draw(st.sampled_from(sorted(self.missing) + self.ready))
+        assert self.trainer.discard([group_id, "unknown"], DiscardReason.STALE, requeue=requeue) == 1
+        self.missing.pop(group_id, None)
+        self.ready = [other for other in self.ready if other != group_id]
+        self.discarded += 1
+
+    def _settle(self) -> None:
+        """After an acknowledgement, or a resumption that repeats it, nothing trained is unsaved."""
+        self.saved |= {group_id for group_id, version in self.trained_at.items() if version <= self.saved_version}
+        self.trained_at = {}
+
+    @invariant()
+    def books_balance(self) -> None:
+        books = self.trainer.books()
+        assert books.is_balanced
+        assert (books.version, books.started, books.running, books.ready) == (
+            self.version,
+            len(self.records),
+            len(self.missing),
+            len(self.ready),
+        )
+        assert (books.trained, books.unsaved) == (len(self.trained_at) + len(self.saved), len(self.trained_at))
+        assert sum(books.discarded.values()) == self.discarded
+
+    @invariant()
+    def every_finished_episode_that_is_not_durable_is_in_the_stream(self) -> None:
+        running = sum(GROUP_SIZE - len(missing) for missing in self.missing.values())
+        expected = running + GROUP_SIZE * (len(self.ready) + len(self.trained_at))
+        assert self.trainer.books().stream_entries == expected
+
+    def teardown(self) -> None:
+        for key in self.sync_client.scan_iter(f"*{{{self.keys.run_id}}}*"):
+            self.sync_client.delete(key)
+        self.loop.run(self.async_client.aclose())
+        self.loop.close()
+        self.sync_client.close()
+
+
+def test_the_books_balance_under_any_interleaving(redis_url: str) -> None:
+    machine = type("Machine", (LedgerMachine,), {"redis_url": redis_url})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]),
+    )
