@@ -87,6 +87,8 @@ class InferenceHubSection(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     probe_interval_s: PositiveFloat = 2.0
     weight_update_timeout_s: PositiveFloat = 300.0
     """Deadline of each step of a weight update."""
+    engine_version: str = "0.5.23"
+    """SGLang version every engine must have; `any` accepts all."""
 
     @property
     def address(self) -> str:

@@ -8,7 +8,8 @@ HeadraceError
 ├── EngineError             an engine that is unreachable, of another version, or refuses
 ├── WeightUpdateError       an update that the engines or the hub did not complete
 ├── EpisodeError            an environment that raised, hung or answered nonsense: becomes a record, never a crash
-└── TrainingError           training cannot go on with the data or the model it was given
+├── TrainingError           training cannot go on with the data or the model it was given
+└── ProcessError            a process that `headrace up` started ended, or did not get ready
 
 Messages are sentences: the rule, the value that breaks it, and the remedy.
 """
@@ -48,3 +49,11 @@ class EpisodeError(HeadraceError):
 
 class TrainingError(HeadraceError):
     """Training cannot go on with the data or the model it was given."""
+
+
+class ProcessError(HeadraceError):
+    """A process of the run ended before it should, or did not get ready in time. `last_lines` are what it printed last."""
+
+    def __init__(self, message: str, *, last_lines: list[str]) -> None:
+        super().__init__(message)
+        self.last_lines = last_lines

@@ -222,6 +222,14 @@ class TrainingLedger:
                 raise LedgerError(str(error).removeprefix("LEDGER ")) from error
             raise
 
+    def live_groups(self) -> tuple[list[str], list[str]]:
+        """Ids of the ready groups, oldest start first, and of the running ones, at one instant."""
+        pipeline = self._client.pipeline(transaction=True)
+        pipeline.zrange(self._keys.ready, 0, -1)
+        pipeline.zrange(self._keys.running, 0, -1)
+        ready, running = pipeline.execute()
+        return [group_id.decode() for group_id in ready], [group_id.decode() for group_id in running]
+
     def acknowledge(self, version: int) -> int:
         """Everything trained up to `version` is in a durable checkpoint and may leave the stream."""
         return cast(int, self._run("acknowledge", version))

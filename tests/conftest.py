@@ -1,7 +1,13 @@
-"""Fixtures that several folders of tests share: a real Redis with a fresh run in it."""
+"""Fixtures that several folders of tests share: a real Redis with a fresh run in it, a tiny model, a real SGLang engine."""
 
+import asyncio
 import os
+import signal
 import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +15,11 @@ from pathlib import Path
 import pytest
 import redis
 
+from services.standalone.ports import free_ports
 from services.standalone.redis_server import redis_executable
 from shared.keys import Keys
+
+ENGINE_START_TIMEOUT_S = 180.0
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +56,81 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3 of random weights with the tiny policy's tokenizer, in a Hugging Face directory."""
+    import torch
+    from renderers import Qwen3RendererConfig, create_renderer
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from examples.calculator import Calculator
+    from examples.tiny_policy.tokenizer import byte_tokenizer, train_tokenizer
+    from services.env_agents.tasks import Task
+
+    renderer = create_renderer(byte_tokenizer(), Qwen3RendererConfig(thinking_retention="all"))
+    calculator = Calculator()
+    messages = asyncio.run(calculator.reset(Task(task_id="0", seed=0, data={"question": "12 + 34", "answer": "46"})))
+    prompt_ids = renderer.render_ids(messages, tools=calculator.tool_specs(), add_generation_prompt=True)
+    tokenizer = train_tokenizer([byte_tokenizer().decode(prompt_ids)] * 2, vocabulary_size=400)
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            intermediate_size=128,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    directory = tmp_path_factory.mktemp("tiny_model")
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def engine_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real SGLang engine on the CPU that serves `tiny_model`, started once for the session."""
+    folder = tmp_path_factory.mktemp("engine")
+    run_file = folder / "run.yaml"
+    run_file.write_text(
+        f"""
+run: {{id: engine-test, directory: {folder}, model_path: {tiny_model}}}
+engines: {{device: cpu, dtype: float32, max_total_tokens: 20000, mem_fraction_static: 0.2}}
+trainer: {{num_updates: 1}}
+"""
+    )
+    [port] = free_ports(1)
+    command = [sys.executable, "-m", "services.engine", "--config", str(run_file), "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+    with (folder / "engine.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True
+        )
+        try:
+            _wait_until_ready(process, url, folder / "engine.log")
+            yield url
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + ENGINE_START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=5):
+                return
+        except (urllib.error.URLError, TimeoutError, ConnectionError):
+            time.sleep(0.25)
+    pytest.fail(f"the engine did not get ready; its last lines:\n{log.read_text()[-3000:]}")

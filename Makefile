@@ -1,0 +1,70 @@
+# Everything lives in .venv in this checkout. `make` alone lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench-hub clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+LOG := $(VENV)/install.log
+CONSTRAINTS := $(VENV)/constraints.txt
+EXTRAS := hub,agents,trainer,standalone,examples,dev
+IS_PYTHON := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do $$name $(IS_PYTHON) && echo $$name && break; done)
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+# The exact torch comes first and stays: a looser request would fetch gigabytes of CUDA libraries.
+TORCH := torch==2.13.0
+# Without what they ask for: the first wants CUDA packages, the second a web interface that its server does not need.
+BARE := sglang==0.5.23 openenv-core==0.3.0
+
+# DeepSpeed compiles an operation once; its result belongs into the checkout too.
+export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
+COMPILE := from deepspeed.accelerator import get_accelerator; get_accelerator().create_op_builder("ShareMemCommBuilder").load()
+
+# $(call step,what it does,command): one line with the seconds it took; the command's output only if it fails.
+define step
+	@printf '%-58s' '$(1) …'; start=$$SECONDS; \
+	if { $(2); } > $(LOG) 2>&1; then echo "$$((SECONDS - start)) s"; else echo failed; cat $(LOG) >&2; exit 1; fi
+endef
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP) ## set everything up in .venv (about 5 minutes, 4 GB)
+
+$(STAMP): pyproject.toml services/engine/requirements-cpu.txt Makefile
+	@if [ -z '$(PYTHON)' ]; then echo 'Headrace needs Python >= 3.11, and none is on the path; install one, or give it: make PYTHON=/path/to/python3' >&2; exit 1; fi
+	@if ! $(PYTHON) $(IS_PYTHON); then echo 'Headrace needs Python >= 3.11, got $(PYTHON); give another: make PYTHON=/path/to/python3' >&2; exit 1; fi
+	@if ! command -v c++ >/dev/null; then echo 'Headrace needs a C++ compiler for DeepSpeed, and there is no c++ on the path; install g++ or clang' >&2; exit 1; fi
+	@mkdir -p $(VENV)
+	$(call step,1/5 virtual environment,[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV))
+	@echo '$(TORCH)' > $(CONSTRAINTS)
+	$(call step,2/5 PyTorch,$(PIP) $(TORCH))
+	$(call step,3/5 SGLang,$(PIP) --no-deps $(BARE))
+	$(call step,4/5 Headrace and what it and SGLang need,$(PIP) -c $(CONSTRAINTS) -r services/engine/requirements-cpu.txt -e '.[$(EXTRAS)]')
+	$(call step,5/5 DeepSpeed'"'"'s CPU operation,$(BIN)/python -c '$(COMPILE)')
+	@touch $(STAMP)
+
+demo: install ## train the demo agent and show that it learns (about 8 minutes on 2 cores)
+	@$(BIN)/headrace demo
+
+test: install ## unit, integration and end-to-end tests
+	@$(BIN)/python -m pytest
+
+lint: install ## style, format and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: install ## rewrite the code in its format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench-hub: install ## what the hub adds to a generate call
+	@$(BIN)/python -m benchmarks.hub_latency
+
+clean: ## remove .venv, caches and the demo's runs
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info runs/demo runs/demo-*

@@ -1,0 +1,1 @@
+"""What produces every number that the README quotes; each module is a command of its own."""

@@ -1,0 +1,1 @@
+"""Environments, run configurations and the tiny policy's recipe, written as a user would write them."""

@@ -1,0 +1,146 @@
+"""The agent process from start to shutdown: clients, registry, RolloutLoop and HTTP server under one TaskGroup."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import aiohttp
+import redis.asyncio
+import uvicorn
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from services.env_agents.control import create_control
+from services.env_agents.episode import EnvironmentAgent
+from services.env_agents.evaluation import Evaluator
+from services.env_agents.generation import GenerationClient
+from services.env_agents.loading import EnvironmentLoader
+from services.env_agents.metrics import AgentMetrics
+from services.env_agents.registry import EnvironmentRegistry
+from services.env_agents.rendering import load_renderer
+from services.env_agents.rollout_loop import RolloutLoop, RolloutSettings
+from shared.configuration import Configuration, EnvAgentsSection
+from shared.errors import ConfigurationError
+from shared.keys import Keys
+from shared.ledger import AdmissionLedger
+
+_REDIS_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 10.0
+_SHUTDOWN_TIMEOUT_S = 2
+_NUM_ENVIRONMENT_THREADS = 64
+
+_logger = logging.getLogger(__name__)
+
+
+class ControlServer(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the process decides in which order it shuts down."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def run(configuration: Configuration) -> None:
+    """Serves until SIGTERM or SIGINT. Raises: ConfigurationError if it cannot start."""
+    # Tools and Gymnasium environments block in these threads; one that hangs must not take the others' only thread.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_ENVIRONMENT_THREADS, "environment"))
+    section = configuration.env_agents
+    renderer = load_renderer(Path(configuration.run.model_path), section.renderer, section.renderer_options)
+    async with _redis(configuration.redis.url) as client, _http_session() as session:
+        keys = Keys(configuration.run.id)
+        ledger = AdmissionLedger(client, keys)
+        rollout = configuration.rollout
+        await ledger.configure(async_generation_ratio=rollout.async_generation_ratio, batch_groups=rollout.rollout_batch_size)
+        loader = EnvironmentLoader(session, import_allowlist=section.import_allowlist, seed=configuration.run.seed)
+        registry = EnvironmentRegistry(client, keys, loader)
+        for spec in section.environments:
+            await registry.declare(spec)
+        await registry.refresh()
+        metrics = AgentMetrics()
+        hub = GenerationClient(session, configuration.inference_hub.address, stop_token_ids=renderer.stop_token_ids)
+        agent = EnvironmentAgent(renderer, hub)
+        settings = RolloutSettings(
+            run_id=configuration.run.id,
+            owner=f"{socket.gethostname()}:{os.getpid()}",
+            group_size=rollout.num_return_sequences_in_group,
+            lease_s=section.lease_s,
+        )
+        rollouts = RolloutLoop(settings, ledger, registry, agent, metrics)
+        evaluator = Evaluator(
+            run_id=configuration.run.id, registry=registry, agent=agent, hold_rollouts=rollouts.on_hold, decode=renderer.text
+        )
+        app = create_control(registry, evaluator, rollouts, ledger, metrics)
+        await _serve(app, section, rollouts)
+
+
+async def _serve(app: object, section: EnvAgentsSection, rollouts: RolloutLoop) -> None:
+    stop = _stop_on_signals()
+    listening = _listen(section.host, section.port)
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
+    )
+    server = ControlServer(config)
+    _logger.info("listening on http://%s:%d", *listening.getsockname()[:2])
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(server.serve(sockets=[listening]))
+        rolling_out = tasks.create_task(rollouts.run())
+        await stop.wait()
+        _logger.info("stopping: no new groups; what does not end soon is left to other agent processes")
+        rollouts.stop()
+        await rolling_out
+        server.should_exit = True
+        await serving
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise ConfigurationError(
+            f"env_agents.port must be free, and {host}:{port} is not ({reason}); choose another with --set env_agents.port=0"
+        ) from error
+
+
+@contextlib.asynccontextmanager
+async def _redis(url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    """A client that never repeats a command by itself: an admission whose answer was lost must not happen twice."""
+    try:
+        client = redis.asyncio.Redis.from_url(
+            url,
+            socket_timeout=_REDIS_TIMEOUT_S,
+            socket_connect_timeout=_REDIS_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+    except ValueError as error:
+        raise ConfigurationError(f"redis.url must be a Redis address, got {url!r}: {error}") from error
+    async with client:
+        try:
+            await client.ping()
+        except redis.RedisError as error:
+            raise ConfigurationError(f"redis.url must lead to a running Redis, and {url} does not answer: {error}") from error
+        yield client
+
+
+def _http_session() -> aiohttp.ClientSession:
+    """One session for the hub and for remote environments; the episodes in flight bound its connections."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_connect=10)
+    )

@@ -1,0 +1,107 @@
+"""From what a user says about an environment to something that makes one for each episode."""
+
+import asyncio
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from services.env_agents.environment import Environment
+from services.env_agents.openenv import OpenEnvServer
+from services.env_agents.tasks import TaskSource, open_tasks
+from shared.environment_spec import EnvironmentSpec
+from shared.errors import ConfigurationError
+
+EnvironmentFactory = Callable[[], Environment]
+
+
+class NotAllowedError(ConfigurationError):
+    """An import path that env_agents.import_allowlist does not cover."""
+
+
+@dataclass(frozen=True)
+class LoadedEnvironment:
+    """An environment that episodes can be made of."""
+
+    spec: EnvironmentSpec
+    create: EnvironmentFactory
+    tasks: TaskSource
+    evaluation_tasks: TaskSource | None
+
+
+class EnvironmentLoader:
+    """Imports classes, reaches servers and opens datasets."""
+
+    def __init__(self, session: aiohttp.ClientSession, *, import_allowlist: Sequence[str], seed: int) -> None:
+        self._session = session
+        self._import_allowlist = import_allowlist
+        self._seed = seed
+
+    async def load(self, spec: EnvironmentSpec) -> LoadedEnvironment:
+        """Raises: ConfigurationError with a sentence if any part of the spec cannot be used."""
+        create: EnvironmentFactory
+        if spec.url is not None:
+            create = (await OpenEnvServer.find(self._session, spec.url, spec.arguments)).create_environment
+        else:
+            assert spec.import_path is not None
+            check_allowed(spec.import_path, self._import_allowlist)
+            create = await asyncio.to_thread(import_environment, spec.import_path, spec.arguments)
+        tasks, evaluation_tasks = await asyncio.to_thread(self._open_tasks, spec)
+        return LoadedEnvironment(spec, create, tasks, evaluation_tasks)
+
+    def _open_tasks(self, spec: EnvironmentSpec) -> tuple[TaskSource, TaskSource | None]:
+        tasks = open_tasks(spec.tasks, seed=self._seed)
+        if spec.evaluation_tasks is None:
+            return tasks, None
+        return tasks, open_tasks(spec.evaluation_tasks, seed=self._seed, in_file_order=True)
+
+
+def check_allowed(import_path: str, allowlist: Sequence[str]) -> None:
+    """Raises: NotAllowedError unless the module is one of the allowed packages or inside one."""
+    module = import_path.partition(":")[0]
+    if not any(module == package or module.startswith(f"{package}.") for package in allowlist):
+        raise NotAllowedError(
+            f"import_path must be inside env_agents.import_allowlist ({', '.join(allowlist) or 'empty'}), got {import_path!r}; "
+            "add its package to the allowlist in the run file"
+        )
+
+
+def import_environment(import_path: str, arguments: dict[str, Any]) -> EnvironmentFactory:
+    """A maker of environments from `package.module:name`: an Environment, a gymnasium.Env, or a function that returns the latter.
+
+    Raises: ConfigurationError if it cannot be imported, is none of these, or does not take the arguments.
+    """
+    module_name, _, name = import_path.partition(":")
+    try:
+        target = getattr(importlib.import_module(module_name), name)
+    except AttributeError as error:
+        raise ConfigurationError(f"import_path must name a class that exists, and {module_name} has no {name!r}") from error
+    except Exception as error:  # Importing somebody's module may raise anything.
+        raise ConfigurationError(f"import_path {import_path!r} failed to import: {type(error).__name__}: {error}") from error
+    create = _factory(target, import_path, arguments)
+    try:
+        inspect.signature(target).bind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"arguments must suit {import_path}, got {arguments}: {error}") from error
+    return create
+
+
+def _factory(target: Any, import_path: str, arguments: dict[str, Any]) -> EnvironmentFactory:
+    if inspect.isclass(target) and issubclass(target, Environment):
+        return lambda: target(**arguments)
+    if inspect.isfunction(target) or _is_gymnasium_class(target):
+        from services.env_agents.gymnasium_adapter import GymnasiumEnvironment
+
+        return lambda: GymnasiumEnvironment(target, **arguments)
+    raise ConfigurationError(
+        f"import_path must name an Environment or a gymnasium.Env, got {import_path!r}, a {type(target).__name__}"
+    )
+
+
+def _is_gymnasium_class(target: Any) -> bool:
+    gymnasium = sys.modules.get("gymnasium")
+    return gymnasium is not None and inspect.isclass(target) and issubclass(target, gymnasium.Env)

@@ -1,0 +1,286 @@
+"""The RolloutLoop: takes places from the ledger, plays each episode of a group by itself, and records every one that ends."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import redis
+
+from services.env_agents.episode import EnvironmentAgent
+from services.env_agents.episode_log import EpisodeIdentity
+from services.env_agents.identifiers import uuid7
+from services.env_agents.metrics import AgentMetrics
+from services.env_agents.mixing import next_environment
+from services.env_agents.registry import EnvironmentRegistry, RegisteredEnvironment
+from shared.ledger import AdmissionLedger, DiscardReason, GroupRecord, Receipt
+from shared.trajectory import Trajectory
+
+Answer = TypeVar("Answer")
+
+REDIS_AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
+"""Errors that pass when Redis is back, such as during its restart."""
+
+_FIRST_BACKOFF_S = 0.05
+_LONGEST_BACKOFF_S = 2.0
+_RELEASE_TIMEOUT_S = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """What a RolloutLoop needs to know of the run."""
+
+    run_id: str
+    owner: str
+    """Names this process in the ledger's leases."""
+    group_size: int
+    lease_s: float
+    admission_poll_s: float = 0.05
+    """Wait between two requests for a place while there is none."""
+    refresh_s: float = 1.0
+    """Wait between two looks at what changed in the registry."""
+    grace_s: float = 5.0
+    """How long running episodes may go on after `stop`."""
+
+
+@dataclass(frozen=True)
+class _RunningGroup:
+    """A group under this process's lease, with the tasks of the episodes it still plays."""
+
+    record: GroupRecord
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+
+
+class RolloutLoop:
+    """Admission, leases, adoption and recording, for as long as `run` runs.
+
+    A group is here from its admission or adoption until all of its episodes are recorded, or until it is lost: discarded,
+    adopted by another process, or its environment deleted. A lost group's episodes are cancelled; the ledger knows of them.
+    """
+
+    def __init__(
+        self,
+        settings: RolloutSettings,
+        ledger: AdmissionLedger,
+        registry: EnvironmentRegistry,
+        agent: EnvironmentAgent,
+        metrics: AgentMetrics,
+    ) -> None:
+        self._settings = settings
+        self._lease_ms = int(1000 * settings.lease_s)
+        self._ledger = ledger
+        self._registry = registry
+        self._agent = agent
+        self._metrics = metrics
+        self._group_by_id: dict[str, _RunningGroup] = {}
+        self._credit_by_name: dict[str, float] = {}
+        self._recording: set[asyncio.Task[None]] = set()
+        self._num_holds = 0
+        self._stopping = asyncio.Event()
+        self._tasks = asyncio.TaskGroup()
+
+    @property
+    def num_episodes_in_flight(self) -> int:
+        return sum(len(group.tasks) for group in self._group_by_id.values())
+
+    async def run(self) -> None:
+        """Rolls out until `stop`; then lets episodes end for a moment, and leaves the rest to other processes."""
+        async with self._tasks:
+            keepers = [
+                self._tasks.create_task(self._keep_leases()),
+                self._tasks.create_task(self._adopt_expired()),
+                self._tasks.create_task(self._follow_registry()),
+            ]
+            await self._admit_groups()
+            await self._wait_for_episodes()
+            for task in [*keepers, *self._episode_tasks()]:
+                task.cancel()
+            await self._release_leases()
+
+    def stop(self) -> None:
+        """Admits nothing more; `run` returns within the grace period and a second."""
+        self._stopping.set()
+
+    @contextlib.contextmanager
+    def on_hold(self) -> Iterator[None]:
+        """Admits no new group within its block, as during an evaluation; running ones go on."""
+        self._num_holds += 1
+        try:
+            yield
+        finally:
+            self._num_holds -= 1
+
+    async def _admit_groups(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                is_admitted = await self._admit_one()
+            except REDIS_AWAY as error:
+                self._note_failure(error)
+                is_admitted = False
+            if not is_admitted:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), self._settings.admission_poll_s)
+
+    async def _admit_one(self) -> bool:
+        """Asks for one place, under a new group id each time: an answer that got lost must not be asked for again."""
+        group_size = self._settings.group_size
+        weights = {name: entry.spec.weight for name, entry in self._registry.environments.items() if entry.can_start(group_size)}
+        choice = None if self._num_holds else next_environment(weights, self._credit_by_name)
+        if choice is None:
+            return False
+        name, credit_by_name = choice
+        record = await self._ledger.admit(
+            group_id=uuid7(), environment=name, group_size=group_size, owner=self._settings.owner, lease_ms=self._lease_ms
+        )
+        if record is None:
+            self._metrics.admissions_refused.inc()
+            return False
+        if record.environment == name:  # A task that waited to run again is nobody's turn.
+            self._credit_by_name = credit_by_name
+        self._metrics.groups_admitted.labels(record.environment).inc()
+        return await self._start(record, range(record.group_size))
+
+    async def _start(self, record: GroupRecord, sample_indexes: Iterable[int]) -> bool:
+        """Plays these episodes of a group; False if this process cannot, and the group was given up."""
+        environment = self._registry.environments.get(record.environment)
+        if environment is None:
+            await self._give_up(record)
+            return False
+        group = self._group_by_id.setdefault(record.group_id, _RunningGroup(record))
+        for index in sample_indexes:
+            task = group.tasks[index] = self._tasks.create_task(self._play(record, index, environment))
+            task.add_done_callback(functools.partial(self._settle, group, index))
+        self._metrics.episodes_in_flight.set(self.num_episodes_in_flight)
+        return True
+
+    async def _give_up(self, record: GroupRecord) -> None:
+        """Drops a task of an environment that the run no longer has; one that only this process lacks is left to its lease."""
+        _logger.error("group %s needs environment %s, which this process does not have", record.group_id, record.environment)
+        if not self._registry.is_registered(record.environment):
+            await self._ledger.discard([record.group_id], DiscardReason.ENVIRONMENT_GONE, requeue=False)
+
+    async def _play(self, record: GroupRecord, sample_index: int, environment: RegisteredEnvironment) -> None:
+        """One episode, from its place in the environment's bound to its record in the stream."""
+        loaded = environment.loaded
+        started = time.perf_counter()
+        task = loaded.tasks.task(record.task_index)
+        identity = EpisodeIdentity(
+            run_id=self._settings.run_id,
+            trajectory_id=uuid7(),
+            group_id=record.group_id,
+            group_size=record.group_size,
+            sample_index=sample_index,
+            attempt=record.attempt,
+            environment=record.environment,
+            task_id=task.task_id,
+        )
+        async with environment.slots:
+            queued_s = time.perf_counter() - started
+            trajectory = await self._agent.run(loaded.create, loaded.spec, task, identity, queued_s=queued_s)
+        await self._record(trajectory, environment)
+
+    async def _record(self, trajectory: Trajectory, environment: RegisteredEnvironment) -> None:
+        """Writes a finished episode, even if its group was lost meanwhile: the ledger knows what to do with it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._recording.add(task)
+        task.add_done_callback(self._recording.discard)
+        receipt = await self._until_redis_answers(lambda: self._ledger.finish(trajectory))
+        environment.window.add(trajectory)
+        self._metrics.count_episode(trajectory, receipt)
+        if receipt is Receipt.GONE:
+            self._cancel(trajectory.group_id)
+
+    def _settle(self, group: _RunningGroup, sample_index: int, _: asyncio.Task[None]) -> None:
+        group.tasks.pop(sample_index, None)
+        if not group.tasks and self._group_by_id.get(group.record.group_id) is group:
+            del self._group_by_id[group.record.group_id]
+        self._metrics.episodes_in_flight.set(self.num_episodes_in_flight)
+
+    def _cancel(self, group_id: str) -> None:
+        """Ends what this process still plays of a lost group."""
+        group = self._group_by_id.pop(group_id, None)
+        if group is None:
+            return
+        self._metrics.groups_lost.inc()
+        for task in group.tasks.values():
+            if task not in self._recording:
+                task.cancel()
+
+    async def _keep_leases(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.lease_s / 3)
+            if self._group_by_id:
+                for group_id in await self._until_redis_answers(self._renew):
+                    self._cancel(group_id)
+
+    def _renew(self) -> Awaitable[list[str]]:
+        return self._ledger.renew(owner=self._settings.owner, lease_ms=self._lease_ms, group_ids=list(self._group_by_id))
+
+    async def _adopt_expired(self) -> None:
+        while True:
+            adopted = await self._until_redis_answers(self._adopt)
+            if adopted is None:
+                await asyncio.sleep(self._settings.lease_s / 3)
+                continue
+            record, finished_indexes = adopted
+            self._metrics.groups_adopted.inc()
+            # It may be one of this process's own, if Redis was away for longer than a lease.
+            own = self._group_by_id.get(record.group_id)
+            settled = {*finished_indexes, *(own.tasks if own else ())}
+            missing = [index for index in range(record.group_size) if index not in settled]
+            await self._until_redis_answers(functools.partial(self._start, record, missing))
+
+    def _adopt(self) -> Awaitable[tuple[GroupRecord, list[int]] | None]:
+        return self._ledger.adopt(owner=self._settings.owner, lease_ms=self._lease_ms)
+
+    async def _follow_registry(self) -> None:
+        """Keeps up with what other processes registered, changed or deleted."""
+        while True:
+            await asyncio.sleep(self._settings.refresh_s)
+            await self._until_redis_answers(self._registry.refresh)
+            records = [group.record for group in self._group_by_id.values()]
+            for record in records:
+                if not self._registry.is_registered(record.environment):
+                    self._cancel(record.group_id)
+                    await self._until_redis_answers(functools.partial(self._give_up, record))
+
+    async def _wait_for_episodes(self) -> None:
+        if tasks := self._episode_tasks():
+            await asyncio.wait(tasks, timeout=self._settings.grace_s)
+
+    async def _release_leases(self) -> None:
+        """Lets another process adopt what is left at once; if Redis is away, the leases expire by themselves."""
+        if left := list(self._group_by_id):
+            _logger.info("leaving %d groups to other agent processes", len(left))
+            with contextlib.suppress(TimeoutError, *REDIS_AWAY):
+                async with asyncio.timeout(_RELEASE_TIMEOUT_S):
+                    await self._ledger.renew(owner=self._settings.owner, lease_ms=0, group_ids=left)
+
+    def _episode_tasks(self) -> list[asyncio.Task[None]]:
+        playing = {task for group in self._group_by_id.values() for task in group.tasks.values()}
+        return [*playing, *self._recording - playing]
+
+    async def _until_redis_answers(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Repeats a call while Redis is away, so that a finished episode waits for it in memory.
+
+        As many can wait as were admitted before Redis went away, which is the bound of this buffer.
+        """
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                return await call()
+            except REDIS_AWAY as error:
+                self._note_failure(error)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    def _note_failure(self, error: Exception) -> None:
+        self._metrics.redis_failures.inc()
+        _logger.warning("Redis is away: %s", error)

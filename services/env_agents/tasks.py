@@ -1,0 +1,96 @@
+"""Tasks: what an episode is about. A task source is a pure function from index to task, so that any process can run any index."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow
+import pyarrow.parquet
+
+from shared.environment_spec import ParquetTasks, SeedTasks, Tasks
+from shared.errors import ConfigurationError
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What one episode is about."""
+
+    task_id: str
+    seed: int
+    data: Mapping[str, Any]
+    """The row of a dataset; empty where tasks are seeds."""
+
+
+class TaskSource(Protocol):
+    """Tasks by index, 0, 1, 2, … without end: past `count` they come again."""
+
+    @property
+    def count(self) -> int:
+        """Tasks that differ."""
+        ...
+
+    def task(self, index: int) -> Task:
+        """The task of an index; the same one in every process."""
+        ...
+
+
+class SeedTaskSource:
+    """Seeds start … start + count - 1, in order, over and over."""
+
+    def __init__(self, spec: SeedTasks) -> None:
+        self._start = spec.start
+        self.count = spec.count
+
+    def task(self, index: int) -> Task:
+        seed = self._start + index % self.count
+        return Task(task_id=str(seed), seed=seed, data={})
+
+
+class ParquetTaskSource:
+    """Rows of a Parquet file; every epoch has its own order, drawn from the run's seed, unless `shuffle` is off.
+
+    A row's number is its task id and its seed, whatever the order.
+    """
+
+    def __init__(self, table: pyarrow.Table, *, shuffle: bool, seed: int) -> None:
+        self._table = table
+        self._shuffle = shuffle
+        self._seed = seed
+        self.count = table.num_rows
+
+    def task(self, index: int) -> Task:
+        epoch, position = divmod(index, self.count)
+        row = int(_epoch_order(self.count, self._seed, epoch)[position]) if self._shuffle else position
+        return Task(task_id=str(row), seed=row, data=self._table.slice(row, 1).to_pylist()[0])
+
+
+@functools.lru_cache(maxsize=8)
+def _epoch_order(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """[count] row numbers in the order of one epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def open_tasks(spec: Tasks, *, seed: int, in_file_order: bool = False) -> TaskSource:
+    """The task source of a spec. `in_file_order` reads a dataset unshuffled, as evaluations do.
+
+    Raises: ConfigurationError if the dataset cannot be read or is empty.
+    """
+    if isinstance(spec, SeedTasks):
+        return SeedTaskSource(spec)
+    return ParquetTaskSource(_read_table(spec), shuffle=spec.shuffle and not in_file_order, seed=seed)
+
+
+def _read_table(spec: ParquetTasks) -> pyarrow.Table:
+    path = Path(spec.path)
+    if not path.is_file():
+        raise ConfigurationError(f"tasks.path must be a Parquet file, got {spec.path!r}, which does not exist")
+    try:
+        table = pyarrow.parquet.read_table(path, memory_map=True)
+    except pyarrow.ArrowException as error:
+        raise ConfigurationError(f"tasks.path must be a Parquet file, and {spec.path!r} cannot be read as one: {error}") from error
+    if table.num_rows == 0:
+        raise ConfigurationError(f"tasks.path must be a Parquet file with rows, and {spec.path!r} has none")
+    return table

@@ -1,0 +1,173 @@
+"""The control plane: REST routes over the registry and the weight updates."""
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from services.inference_hub.engines import Engine, EngineState, WeightsInForce
+from services.inference_hub.hub import Hub
+from services.inference_hub.messages import (
+    EngineDescription,
+    GroupMember,
+    Health,
+    NewBucket,
+    NewEngine,
+    NewWeightGroup,
+    NewWeightUpdate,
+    Problem,
+    Readiness,
+    Status,
+    UpdateReport,
+    WeightGroupDescription,
+    WeightUpdateDescription,
+    WeightUpdateState,
+)
+from services.inference_hub.refusals import NotReadyError
+from services.inference_hub.weight_groups import Master, WeightGroup
+from services.inference_hub.weight_updates import Bucket
+
+
+def describe(engine: Engine, in_force: WeightsInForce) -> EngineDescription:
+    state = engine.state(in_force)
+    return EngineDescription(
+        id=engine.id,
+        url=engine.url,
+        state=state.value,
+        version=engine.version,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        outstanding_calls=engine.num_outstanding_calls,
+        outstanding_tokens=engine.outstanding_tokens,
+        problem=_why_syncing(engine, in_force) if state is EngineState.SYNCING else engine.problem,
+    )
+
+
+def _why_syncing(engine: Engine, in_force: WeightsInForce) -> str:
+    if engine.is_incomplete:
+        return "it may hold part of a set of weights; the next complete weight update makes it ready"
+    return (
+        f"it holds version {engine.version} of epoch {engine.synced_epoch}, and version {in_force.version} of epoch "
+        f"{in_force.epoch} is in force; the next weight update makes it ready"
+    )
+
+
+def _describe_group(group: WeightGroup) -> WeightGroupDescription:
+    members = [
+        GroupMember(
+            id=member.engine.id,
+            url=member.engine.url,
+            rank_offset=member.rank_offset,
+            tensor_parallel_size=member.tensor_parallel_size,
+        )
+        for member in group.members
+    ]
+    return WeightGroupDescription(group_name=group.name, world_size=group.world_size, engines=members)
+
+
+def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": Problem} for status in statuses}
+
+
+def engine_routes(hub: Hub) -> APIRouter:
+    routes = APIRouter(prefix="/engines", tags=["engines"])
+
+    @routes.post("", status_code=201, responses=_refusals(422, 502) | {200: {"model": EngineDescription}})
+    async def register_engine(new: NewEngine, response: Response) -> EngineDescription:
+        """Registers an engine that runs. Registering one again answers 200 with what it is."""
+        engine, is_new = await hub.register(new.url)
+        response.status_code = 201 if is_new else 200
+        return describe(engine, hub.registry.in_force)
+
+    @routes.get("")
+    async def list_engines() -> list[EngineDescription]:
+        """All engines, with the state of each and why it is not ready."""
+        return [describe(engine, hub.registry.in_force) for engine in hub.registry.by_id.values()]
+
+    @routes.delete("/{engine_id}", responses=_refusals(404, 409))
+    async def remove_engine(engine_id: str) -> EngineDescription:
+        """Takes an engine out of routing; it is forgotten when the calls it has are answered. It keeps running."""
+        return describe(hub.drain(engine_id), hub.registry.in_force)
+
+    return routes
+
+
+def weight_routes(hub: Hub) -> APIRouter:
+    routes = APIRouter(tags=["weights"])
+    updates = hub.updates
+
+    @routes.post("/weight_groups", responses=_refusals(409, 422))
+    async def form_weight_group(new: NewWeightGroup) -> WeightGroupDescription:
+        """Starts a process group of the trainer and all live engines. Join it as rank 0, then POST …/ready."""
+        master = Master(new.master_address, new.master_port, new.backend)
+        return _describe_group(await updates.form_group(new.epoch, master))
+
+    @routes.post("/weight_groups/{group_name}/ready", responses=_refusals(409, 502))
+    async def await_weight_group(group_name: str) -> WeightGroupDescription:
+        """Answers when all engines have joined; 502 names the one that did not."""
+        return _describe_group(await updates.wait_group_ready(group_name))
+
+    @routes.post("/weight_updates", responses=_refusals(409, 422, 502))
+    async def begin_weight_update(new: NewWeightUpdate) -> WeightUpdateDescription:
+        """Holds new calls and pauses every engine. 409 `group_stale`: form a new group with a new epoch."""
+        update = await updates.begin(new.group_name, new.version, new.mode)
+        return WeightUpdateDescription(update_id=update.id)
+
+    @routes.post("/weight_updates/{update_id}/buckets", responses=_refusals(404, 409, 422, 502))
+    async def load_bucket(update_id: str, new: NewBucket) -> WeightUpdateState:
+        """Has every engine load one bucket; broadcast it at the same time. Answers when all have loaded it."""
+        await updates.load(update_id, Bucket(new.names, new.dtypes, new.shapes, new.load_format, new.is_last))
+        return WeightUpdateState(state=updates.state)
+
+    @routes.post("/weight_updates/{update_id}/commit", responses=_refusals(404, 409, 502))
+    async def commit_weight_update(update_id: str) -> UpdateReport:
+        """Puts the version in force and lets generation go on."""
+        return UpdateReport(**asdict(await updates.commit(update_id)))
+
+    @routes.delete("/weight_updates/{update_id}", responses=_refusals(404, 409))
+    async def abandon_weight_update(update_id: str) -> WeightUpdateState:
+        """Gives an update up. Engines that may hold part of the set get no calls until one completes."""
+        await updates.abandon(update_id)
+        return WeightUpdateState(state=updates.state)
+
+    return routes
+
+
+def health_routes(hub: Hub) -> APIRouter:
+    routes = APIRouter(tags=["health"])
+
+    @routes.get("/health")
+    async def health() -> Health:
+        """200 as long as the process serves."""
+        return Health()
+
+    @routes.get("/ready", responses=_refusals(503))
+    async def ready() -> Readiness:
+        """200 if at least one engine can take calls."""
+        if not hub.registry.routable:
+            raise NotReadyError("at least one engine must be ready, none is; GET /engines says why")
+        return Readiness(ready_engines=len(hub.registry.routable))
+
+    @routes.get("/status")
+    async def status() -> Status:
+        """The hub at one instant."""
+        registry = hub.registry
+        states = Counter(str(engine.state(registry.in_force)) for engine in registry.by_id.values())
+        return Status(
+            version=registry.in_force.version,
+            epoch=registry.in_force.epoch,
+            engines=dict(states),
+            calls=hub.generate.num_calls,
+            held_calls=hub.gate.num_waiting,
+            held_because=[str(reason) for reason in hub.gate.reasons],
+            weight_update=hub.updates.state,
+            weight_group=hub.updates.group.name if hub.updates.group else None,
+        )
+
+    @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        """Prometheus's text format."""
+        return Response(generate_latest(hub.metrics.collectors), media_type=CONTENT_TYPE_LATEST)
+
+    return routes

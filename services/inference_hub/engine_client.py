@@ -1,0 +1,150 @@
+"""SGLang's HTTP API of one engine (0.5.23): generate, abort, what it is, and the control calls of a weight update."""
+
+import io
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from services.inference_hub.answer import version_of
+from shared.errors import EngineError
+
+CONNECT_TIMEOUT_S: Final = 5.0
+KEEPALIVE_S: Final = 4.0
+"""Below the five seconds after which SGLang closes an idle connection, so that no call is sent into a closing one."""
+MAX_CONNECTIONS: Final = 8_192
+READ_BUFFER_BYTES: Final = 2**20
+MAX_ONE_PIECE_BYTES: Final = 2**20
+ABORT_TIMEOUT_S: Final = 5.0
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+JSON_HEADERS: Final = {"Content-Type": "application/json"}
+
+
+class EngineUnreachableError(EngineError):
+    """Nobody listens at the engine's address: the call was not received."""
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """`GET /model_info`: answered by SGLang's HTTP process, so also while generation is paused."""
+
+    weight_version: str = "default"
+
+    @property
+    def version(self) -> int | None:
+        """The policy version of the label; None if the label is not a version."""
+        return version_of(self.weight_version)
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """`GET /server_info`: asks the scheduler, so it waits while one is busy."""
+
+    version: str
+    tp_size: int = 1
+    dp_size: int = 1
+
+
+class EngineClient:
+    """Opened on first use; `close` cuts every call in flight, and the next use opens it again."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._base = URL(url)
+        self._generate_url = self._base / "generate"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def generate(self, body: bytes) -> tuple[int, bytes]:
+        """Status and body of `POST /generate`. The caller sets the deadline: an answer takes as long as it takes.
+
+        Raises: EngineUnreachableError if it was not received, EngineError if the connection was lost before the answer.
+        """
+        # aiohttp sends bytes in one piece; a file-like body leaves the event loop to others between its pieces.
+        data = body if len(body) <= MAX_ONE_PIECE_BYTES else io.BytesIO(body)
+        try:
+            async with self._opened().post(self._generate_url, data=data, headers=JSON_HEADERS) as response:
+                return response.status, await response.read()
+        except aiohttp.ClientConnectorError as error:
+            raise EngineUnreachableError(f"engine {self.url} must be reachable, got: {error}") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineError(f"engine {self.url} lost the connection before it answered: {_describe(error)}") from error
+
+    async def abort(self, rid: str) -> None:
+        """Stops the request `rid`. Raises: EngineError."""
+        await self.post("abort_request", {"rid": rid}, timeout_s=ABORT_TIMEOUT_S)
+
+    async def model_info(self, *, timeout_s: float) -> ModelInfo:
+        return await self._get("model_info", ModelInfo, timeout_s)
+
+    async def server_info(self, *, timeout_s: float) -> ServerInfo:
+        return await self._get("server_info", ServerInfo, timeout_s)
+
+    async def is_ready(self, *, timeout_s: float) -> bool:
+        """False while it starts or is paused."""
+        status, _ = await self._request("GET", "ready", None, timeout_s)
+        return status == 200
+
+    async def post(self, path: str, payload: Mapping[str, Any], *, timeout_s: float) -> None:
+        """A control call. Raises: EngineError with the engine's own words if it refuses."""
+        status, body = await self._request("POST", path, msgspec.json.encode(payload), timeout_s)
+        if status != 200:
+            raise EngineError(f"engine {self.url} must accept /{path}, answered {status}: {_message(body)}")
+
+    async def _get(self, path: str, struct: type[StructT], timeout_s: float) -> StructT:
+        status, body = await self._request("GET", path, None, timeout_s)
+        if status != 200:
+            raise EngineError(f"engine {self.url} must answer /{path}, answered {status}: {_message(body)}")
+        try:
+            return msgspec.json.decode(body, type=struct)
+        except msgspec.DecodeError as error:
+            raise EngineError(f"{self.url} must be an SGLang engine, answered /{path} with something else: {error}") from error
+
+    async def _request(self, method: str, path: str, data: bytes | None, timeout_s: float) -> tuple[int, bytes]:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        try:
+            async with self._opened().request(
+                method, self._base / path, data=data, headers=JSON_HEADERS, timeout=timeout
+            ) as response:
+                return response.status, await response.read()
+        except aiohttp.ClientConnectorError as error:
+            raise EngineUnreachableError(
+                f"engine {self.url} must be reachable, got: {error}; start it, or check the address"
+            ) from error
+        except TimeoutError as error:
+            raise EngineError(f"engine {self.url} must answer /{path} within {timeout_s:g} s, and did not") from error
+        except aiohttp.ClientError as error:
+            raise EngineError(f"engine {self.url} lost the connection during /{path}: {_describe(error)}") from error
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=READ_BUFFER_BYTES,
+            )
+        return self._session
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__} {error}".strip()
+
+
+def _message(body: bytes) -> str:
+    """The sentence in an engine's error, whichever of its shapes it has."""
+    try:
+        content = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return body[:500].decode(errors="replace")
+    if isinstance(content, dict):
+        for key in ("message", "detail", "error"):
+            if key in content:
+                return str(content[key])
+    return str(content)[:500]

@@ -1,0 +1,254 @@
+"""The registry of engines: which exist, what state each is in, and which weights are in force.
+
+    JOINING ──verified──► SYNCING ──holds the weights in force──► READY ──removed──► DRAINING ──idle──► GONE
+       ▲                     ▲                                      │
+       └── answers again ── SUSPECT ◄── a call or a probe failed ───┘
+
+The state is derived from what is known about an engine; `probes` and `weight_updates` change what is known and call `refresh`.
+Registrations and the weights in force are in Redis, so a hub that restarts goes on where it was.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, cast
+
+import msgspec
+from redis.asyncio import Redis
+
+from services.inference_hub.engine_client import EngineClient
+from services.inference_hub.gate import Gate, Hold
+from shared.keys import Keys
+
+INITIAL_EPOCH: Final = "initial"
+
+
+class EngineState(StrEnum):
+    JOINING = "joining"
+    """Registered; its address, version and parallelism are not verified yet."""
+    SYNCING = "syncing"
+    """Alive, without the weights in force: the next weight update brings them."""
+    READY = "ready"
+    """The only state in which it gets calls."""
+    SUSPECT = "suspect"
+    """It failed to answer; the next probe decides."""
+    DRAINING = "draining"
+    """Removed; it finishes the calls it has."""
+    GONE = "gone"
+
+
+class WeightsInForce(msgspec.Struct, frozen=True):
+    """The policy version that calls are answered with, and the trainer's epoch that pushed it."""
+
+    version: int = 0
+    epoch: str = INITIAL_EPOCH
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """What Redis holds about an engine, under its URL."""
+
+    id: str
+    url: str
+    synced_epoch: str = INITIAL_EPOCH
+    """The epoch whose push it last took completely."""
+    is_incomplete: bool = False
+    """It may hold part of a set of weights."""
+
+
+@dataclass(eq=False)
+class Engine:
+    """What is known about one engine."""
+
+    id: str
+    url: str
+    client: EngineClient
+    synced_epoch: str = INITIAL_EPOCH
+    is_incomplete: bool = False
+    is_verified: bool = False
+    is_suspect: bool = False
+    is_draining: bool = False
+    is_gone: bool = False
+    is_updating: bool = False
+    """A weight update holds it paused."""
+    version: int | None = None
+    """The policy version in its label; None if unknown."""
+    tensor_parallel_size: int = 1
+    group_name: str | None = None
+    """The weight group it has joined."""
+    problem: str | None = None
+    """Why it is not ready, as a sentence."""
+    outstanding_tokens: int = 0
+    num_outstanding_calls: int = 0
+    num_failed_probes: int = 0
+    has_answered: bool = False
+    """It answered a call since the last probe."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set to probe it at once."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while it answers no call."""
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    @property
+    def is_live(self) -> bool:
+        """It takes part in weight updates."""
+        return self.is_verified and not self.is_draining and not self.is_gone
+
+    def begin_call(self, cost_tokens: int) -> None:
+        self.num_outstanding_calls += 1
+        self.outstanding_tokens += cost_tokens
+        self.idle.clear()
+
+    def end_call(self, cost_tokens: int) -> None:
+        self.num_outstanding_calls -= 1
+        self.outstanding_tokens -= cost_tokens
+        if not self.num_outstanding_calls:
+            self.idle.set()
+
+    def state(self, in_force: WeightsInForce) -> EngineState:
+        if self.is_gone:
+            return EngineState.GONE
+        if self.is_draining:
+            return EngineState.DRAINING
+        if self.is_suspect:
+            return EngineState.SUSPECT
+        if not self.is_verified:
+            return EngineState.JOINING
+        return EngineState.READY if self._holds(in_force) else EngineState.SYNCING
+
+    def _holds(self, in_force: WeightsInForce) -> bool:
+        # A label alone does not identify weights: a lineage that resumed from a checkpoint uses the same versions again.
+        # Version 0 does, because it is the model every engine starts from.
+        is_same_lineage = in_force.version == 0 or self.synced_epoch == in_force.epoch
+        return not self.is_incomplete and self.version == in_force.version and is_same_lineage
+
+    @property
+    def registration(self) -> Registration:
+        return Registration(self.id, self.url, self.synced_epoch, self.is_incomplete)
+
+
+def engine_id_of(url: str) -> str:
+    """The same id for the same address, so that registering twice is harmless."""
+    return hashlib.sha256(url.encode()).hexdigest()[:12]
+
+
+def normal_url(url: str) -> str:
+    return url.strip().rstrip("/")
+
+
+class EngineRegistry:
+    """All engines by id. `routable` is what routing chooses from; the gate is held while it is empty."""
+
+    def __init__(self, redis: Redis, keys: Keys, gate: Gate) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._gate = gate
+        self.in_force = WeightsInForce()
+        self.by_id: dict[str, Engine] = {}
+        self.routable: tuple[Engine, ...] = ()
+        self.refresh()
+
+    @property
+    def live(self) -> list[Engine]:
+        return [engine for engine in self.by_id.values() if engine.is_live]
+
+    def refresh(self) -> None:
+        """Call after anything that can change an engine's state."""
+        self.routable = tuple(engine for engine in self.by_id.values() if engine.state(self.in_force) is EngineState.READY)
+        if self.routable:
+            self._gate.release(Hold.NO_ENGINE)
+        else:
+            self._gate.hold(Hold.NO_ENGINE)
+
+    async def load(self) -> None:
+        """Takes up what an earlier hub of this run left in Redis."""
+        weights = cast(dict[bytes, bytes], await self._redis.hgetall(self._keys.weights))
+        if b"version" in weights:
+            self.in_force = WeightsInForce(int(weights[b"version"]), weights[b"epoch"].decode())
+        registrations = cast(dict[bytes, bytes], await self._redis.hgetall(self._keys.engines))
+        for encoded in registrations.values():
+            self._add(msgspec.json.decode(encoded, type=Registration))
+        self.refresh()
+
+    def find(self, url: str) -> Engine | None:
+        return self.by_id.get(engine_id_of(normal_url(url)))
+
+    def new_engine(self, url: str) -> Engine:
+        """An engine that is not registered yet, to be verified first."""
+        url = normal_url(url)
+        return Engine(engine_id_of(url), url, EngineClient(url))
+
+    async def add(self, engine: Engine) -> None:
+        self.by_id[engine.id] = engine
+        self.refresh()
+        await self._redis.hset(self._keys.engines, engine.url, msgspec.json.encode(engine.registration))
+
+    async def remove(self, engine: Engine) -> None:
+        """Forgets an engine and cuts what it still answers; those calls begin again elsewhere."""
+        engine.is_gone = True
+        engine.wake.set()
+        self.by_id.pop(engine.id, None)
+        self.refresh()
+        await engine.client.close()
+        await self._redis.hdel(self._keys.engines, engine.url)
+
+    async def lose(self, engine: Engine, problem: str) -> None:
+        """An engine that does not answer any more: its calls begin again elsewhere, and it has to be verified anew."""
+        engine.is_suspect = True
+        engine.is_verified = False
+        engine.group_name = None
+        engine.problem = problem
+        self.refresh()
+        await engine.client.close()
+
+    def suspect(self, engine: Engine, problem: str) -> None:
+        """A call failed on it: no new calls until a probe, which follows at once."""
+        engine.is_suspect = True
+        engine.problem = problem
+        engine.wake.set()
+        self.refresh()
+
+    async def mark_incomplete(self, engines: Iterable[Engine]) -> None:
+        """Before the first weights are sent: from here on only a complete set makes these engines usable again."""
+        engines = list(engines)
+        for engine in engines:
+            engine.is_incomplete = True
+        self.refresh()
+        await self._save(engines)
+
+    async def put_in_force(self, in_force: WeightsInForce, engines: Iterable[Engine]) -> None:
+        """These engines hold a complete set of new weights, which calls are answered with from now on."""
+        engines = list(engines)
+        self.in_force = in_force
+        for engine in engines:
+            engine.is_incomplete = False
+            engine.version = in_force.version
+            engine.synced_epoch = in_force.epoch
+        self.refresh()
+        await self._save(engines)
+
+    async def close(self) -> None:
+        for engine in self.by_id.values():
+            await engine.client.close()
+
+    async def _save(self, engines: list[Engine]) -> None:
+        async with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.hset(self._keys.weights, mapping={"version": self.in_force.version, "epoch": self.in_force.epoch})
+            registrations: dict[Any, Any] = {
+                engine.url: msgspec.json.encode(engine.registration) for engine in engines if not engine.is_gone
+            }
+            if registrations:
+                pipeline.hset(self._keys.engines, mapping=registrations)
+            await pipeline.execute()
+
+    def _add(self, registration: Registration) -> None:
+        self.by_id[registration.id] = Engine(
+            registration.id,
+            registration.url,
+            EngineClient(registration.url),
+            synced_epoch=registration.synced_epoch,
+            is_incomplete=registration.is_incomplete,
+        )

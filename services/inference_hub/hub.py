@@ -1,0 +1,126 @@
+"""The hub's parts, and their life: opened from the configuration, watched while it serves, closed in order."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from redis.asyncio import Redis
+
+from services.inference_hub.engines import Engine, EngineRegistry
+from services.inference_hub.gate import Gate
+from services.inference_hub.generate import GenerateEndpoint
+from services.inference_hub.metrics import Metrics
+from services.inference_hub.probes import Prober
+from services.inference_hub.weight_updates import WeightUpdates
+from shared.configuration import Configuration
+from shared.errors import EngineError, HeadraceError
+from shared.keys import Keys
+
+logger = logging.getLogger(__name__)
+
+
+class UnknownEngineError(HeadraceError):
+    """No engine is registered under this id."""
+
+
+class EngineBusyError(HeadraceError):
+    """The engine is part of a weight update that runs."""
+
+
+class Hub:
+    """Everything the hub owns. Made by `open_hub`, whose task group runs its background work."""
+
+    def __init__(self, configuration: Configuration, redis: Redis, tasks: asyncio.TaskGroup) -> None:
+        section = configuration.inference_hub
+        self._tasks = tasks
+        self._drain_timeout_s = section.generate_timeout_s
+        self.gate = Gate()
+        self.registry = EngineRegistry(redis, Keys(configuration.run.id), self.gate)
+        self.metrics = Metrics(self.registry, self.gate)
+        self.updates = WeightUpdates(self.registry, self.gate, self.metrics, tasks, timeout_s=section.weight_update_timeout_s)
+        self.prober = Prober(
+            self.registry, self.metrics, interval_s=section.probe_interval_s, engine_version=section.engine_version
+        )
+        self.generate = GenerateEndpoint(
+            self.registry,
+            self.gate,
+            self.metrics,
+            tasks,
+            timeout_s=section.generate_timeout_s,
+            max_attempts=section.max_attempts,
+        )
+
+    async def register(self, url: str) -> tuple[Engine, bool]:
+        """The engine at `url`, and whether it is new. Raises: EngineError if it cannot be reached or used; it is not kept then."""
+        if (known := self.registry.find(url)) is not None:
+            return known, False
+        engine = self.registry.new_engine(url)
+        try:
+            await self.prober.verify(engine)
+        except EngineError:
+            await engine.client.close()
+            raise
+        await self.registry.add(engine)
+        self._tasks.create_task(self.prober.watch(engine))
+        return engine, True
+
+    async def expect(self, url: str) -> None:
+        """Registers an engine that may not be up yet: it joins when it is."""
+        if self.registry.find(url) is None:
+            await self.registry.add(self.registry.new_engine(url))
+
+    def drain(self, engine_id: str) -> Engine:
+        """Takes an engine out of routing; it is forgotten once it is idle."""
+        engine = self.registry.by_id.get(engine_id)
+        if engine is None:
+            raise UnknownEngineError(f"engine {engine_id} must be registered, and is not; GET /engines lists those that are")
+        if engine.is_updating:
+            raise EngineBusyError(f"engine {engine_id} takes part in a weight update; remove it when the update has ended")
+        if not engine.is_draining:
+            engine.is_draining = True
+            self.registry.refresh()
+            self._tasks.create_task(self._forget_when_idle(engine))
+        return engine
+
+    def watch_all(self) -> None:
+        """Starts the background work: probes, and the deadline of weight updates."""
+        self._tasks.create_task(self.updates.watch())
+        for engine in self.registry.by_id.values():
+            self._tasks.create_task(self.prober.watch(engine))
+
+    async def _forget_when_idle(self, engine: Engine) -> None:
+        try:
+            async with asyncio.timeout(self._drain_timeout_s):
+                await engine.idle.wait()
+        except TimeoutError:
+            logger.warning("engine %s was not idle within %g s; its calls begin again elsewhere", engine.url, self._drain_timeout_s)
+        await self.registry.remove(engine)
+
+
+class _Stopped(Exception):  # noqa: N818 - ends the task group, which nobody sees
+    """The hub's body is through."""
+
+
+async def _stop() -> None:
+    raise _Stopped
+
+
+@asynccontextmanager
+async def open_hub(configuration: Configuration, redis: Redis) -> AsyncIterator[Hub]:
+    """A hub that knows the engines of the configuration and those an earlier hub of this run left in Redis."""
+    hub = None
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            hub = Hub(configuration, redis, tasks)
+            await hub.registry.load()
+            for url in configuration.engines.urls:
+                await hub.expect(url)
+            hub.watch_all()
+            yield hub
+            tasks.create_task(_stop())
+    except* _Stopped:
+        pass
+    finally:
+        if hub is not None:
+            await hub.registry.close()

@@ -1,0 +1,129 @@
+"""Bodies of the control plane's requests and answers, with the examples its documentation shows."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+
+EngineUrl = Annotated[str, StringConstraints(strip_whitespace=True, pattern=r"^https?://[^/\s]+(/[^\s]*)?$")]
+
+ENGINE_EXAMPLE: dict[str, JsonValue] = {
+    "id": "3f1c9a0d5e77",
+    "url": "http://10.0.0.7:30000",
+    "state": "ready",
+    "version": 12,
+    "tensor_parallel_size": 8,
+    "outstanding_calls": 31,
+    "outstanding_tokens": 48_210,
+    "problem": None,
+}
+
+
+class Message(BaseModel):
+    """Base of every body: unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Problem(Message):
+    """Why a request was refused: rule, value and remedy in a sentence."""
+
+    detail: str = Field(examples=["weight group headrace-1-ab12 is not the current one; form a new one with POST /weight_groups"])
+    code: str | None = Field(default=None, description="For programs that react to this problem.", examples=["group_stale"])
+
+
+class NewEngine(Message):
+    url: EngineUrl = Field(description="Where the engine's HTTP API is.", examples=["http://10.0.0.7:30000"])
+
+
+class EngineDescription(Message):
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"examples": [ENGINE_EXAMPLE]})
+
+    id: str
+    url: str
+    state: Literal["joining", "syncing", "ready", "suspect", "draining", "gone"]
+    version: int | None = Field(description="Policy version in the engine's label; null if unknown.")
+    tensor_parallel_size: int
+    outstanding_calls: int = Field(description="Generate calls it is answering.")
+    outstanding_tokens: int = Field(description="Tokens it has to prefill and sample for them, at most.")
+    problem: str | None = Field(description="Why it is not ready, as a sentence.")
+
+
+class NewWeightGroup(Message):
+    epoch: str = Field(
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Names one life of the trainer; never used twice.", examples=["1763-a41f"]
+    )
+    master_address: str = Field(min_length=1, description="Where the trainer's rank 0 listens.", examples=["10.0.0.2"])
+    master_port: int = Field(ge=1, le=65535, examples=[29_600])
+    backend: Literal["gloo", "nccl"]
+
+
+class GroupMember(Message):
+    id: str = Field(examples=["3f1c9a0d5e77"])
+    url: str = Field(examples=["http://10.0.0.7:30000"])
+    rank_offset: int = Field(description="The engine's first rank in the group.", examples=[1])
+    tensor_parallel_size: int = Field(examples=[8])
+
+
+class WeightGroupDescription(Message):
+    group_name: str = Field(examples=["headrace-1763-a41f-ab12cd34"])
+    world_size: int = Field(description="1 + the engines' tensor-parallel ranks; the trainer is rank 0.", examples=[9])
+    engines: list[GroupMember]
+
+
+class NewWeightUpdate(Message):
+    group_name: str = Field(examples=["headrace-1763-a41f-ab12cd34"])
+    version: int = Field(ge=0, description="The policy version of the weights to come.", examples=[13])
+    mode: Literal["in_place", "retract"] = Field(
+        default="in_place", description="Running requests keep their KV cache, or recompute it under the new weights."
+    )
+
+
+class WeightUpdateDescription(Message):
+    update_id: str = Field(examples=["5d0b4c9e7b8f4b1c9a55a1d1b6a3c2f0"])
+
+
+class WeightUpdateState(Message):
+    state: str = Field(examples=["loading"])
+
+
+class NewBucket(Message):
+    """The tensors of one broadcast, in the order in which the trainer sends them."""
+
+    names: list[str] = Field(min_length=1, examples=[["model.embed_tokens.weight", "model.norm.weight"]])
+    dtypes: list[str] = Field(description="torch's names without `torch.`.", examples=[["bfloat16", "bfloat16"]])
+    shapes: list[list[int]] = Field(examples=[[[151936, 4096], [4096]]])
+    load_format: Literal["flattened_bucket"] | None = Field(
+        default=None, description="flattened_bucket: one uint8 broadcast for all tensors; null: one for each."
+    )
+    is_last: bool = Field(description="With this bucket the set is complete.")
+
+
+class UpdateReport(Message):
+    """Seconds that a committed update took."""
+
+    version: int = Field(examples=[13])
+    pause_s: float = Field(description="Without generation, wall clock.", examples=[0.071])
+    pause_call_s: float = Field(description="Of that, until every engine was paused.", examples=[0.009])
+    load_s: float = Field(description="Of that, from the open weight session to the closed one.", examples=[0.055])
+    resume_s: float = Field(description="Of that, until every engine went on.", examples=[0.004])
+
+
+class Health(Message):
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(Message):
+    ready_engines: int = Field(ge=1, examples=[2])
+
+
+class Status(Message):
+    """The hub at one instant."""
+
+    version: int = Field(description="The policy version in force.")
+    epoch: str
+    engines: dict[str, int] = Field(description="Number of engines by state.", examples=[{"ready": 2}])
+    calls: int = Field(description="Generate calls in the hub.")
+    held_calls: int = Field(description="Of those, waiting at the gate.")
+    held_because: list[str] = Field(examples=[["a weight update pauses generation"]])
+    weight_update: str = Field(description="idle, preparing, paused, loading, committed or failed.", examples=["idle"])
+    weight_group: str | None

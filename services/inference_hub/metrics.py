@@ -1,0 +1,87 @@
+"""Every metric of the hub, with unit and description. Served by `GET /metrics`."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from services.inference_hub.engines import EngineRegistry, EngineState
+from services.inference_hub.gate import Gate
+
+CALL_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+STEP_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """The metrics the hub counts as it works, plus those read off the registry when somebody asks."""
+
+    def __init__(self, registry: EngineRegistry, gate: Gate) -> None:
+        self.collectors = CollectorRegistry()
+        into = self.collectors
+        self.calls = Counter("headrace_hub_generate_calls", "Generate calls answered, by HTTP status.", ["status"], registry=into)
+        self.abandoned_calls = Counter("headrace_hub_generate_abandoned", "Generate calls whose caller left.", registry=into)
+        self.call_seconds = Histogram(
+            "headrace_hub_generate_seconds",
+            "Time from a generate call's arrival to its answer, in seconds.",
+            buckets=CALL_BUCKETS_S,
+            registry=into,
+        )
+        self.hold_seconds = Histogram(
+            "headrace_hub_hold_seconds",
+            "Time a generate call was held while no engine could take it, in seconds; calls that were not held are not counted.",
+            buckets=CALL_BUCKETS_S,
+            registry=into,
+        )
+        self.output_tokens = Counter("headrace_hub_output_tokens", "Tokens in answers to callers.", registry=into)
+        self.resumed_tokens = Counter(
+            "headrace_hub_resumed_tokens",
+            "Tokens kept from partial answers, which another attempt went on from.",
+            registry=into,
+        )
+        self.attempt_failures = Counter(
+            "headrace_hub_attempt_failures", "Attempts that did not complete a call, by reason.", ["reason"], registry=into
+        )
+        self.probe_failures = Counter("headrace_hub_probe_failures", "Probes an engine did not answer.", registry=into)
+        self.weight_updates = Counter(
+            "headrace_hub_weight_updates", "Weight updates that ended, by outcome.", ["outcome"], registry=into
+        )
+        self.weight_update_seconds = Histogram(
+            "headrace_hub_weight_update_seconds",
+            "Seconds a committed weight update took, by step: pause_call, load, resume; pause is the time without generation.",
+            ["step"],
+            buckets=STEP_BUCKETS_S,
+            registry=into,
+        )
+        into.register(_RegistryCollector(registry, gate))
+
+
+class _RegistryCollector(Collector):
+    """Gauges that are read when they are scraped, so that the hot path does not keep them."""
+
+    def __init__(self, registry: EngineRegistry, gate: Gate) -> None:
+        self._registry = registry
+        self._gate = gate
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        states = GaugeMetricFamily("headrace_hub_engines", "Registered engines, by state.", labels=["state"])
+        engine_states = [engine.state(self._registry.in_force) for engine in self._registry.by_id.values()]
+        for state in EngineState:
+            states.add_metric([state], engine_states.count(state))
+        yield states
+        calls = GaugeMetricFamily("headrace_hub_engine_calls", "Generate calls an engine is answering.", labels=["engine"])
+        tokens = GaugeMetricFamily(
+            "headrace_hub_engine_outstanding_tokens",
+            "Tokens an engine has to prefill and sample for its calls.",
+            labels=["engine"],
+        )
+        for engine in self._registry.by_id.values():
+            calls.add_metric([engine.id], engine.num_outstanding_calls)
+            tokens.add_metric([engine.id], engine.outstanding_tokens)
+        yield calls
+        yield tokens
+        yield GaugeMetricFamily("headrace_hub_held_calls", "Generate calls waiting at the gate.", value=self._gate.num_waiting)
+        yield GaugeMetricFamily(
+            "headrace_hub_policy_version", "The policy version in force.", value=self._registry.in_force.version
+        )

@@ -1,0 +1,57 @@
+"""Every error as an HTTP answer of the control plane: a status, a sentence, and a code where a program reacts to it."""
+
+from typing import Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from redis.exceptions import RedisError
+
+from services.inference_hub.hub import EngineBusyError, UnknownEngineError
+from services.inference_hub.weight_updates import GroupStaleError, NoEngineError, UnknownUpdateError
+from shared.errors import EngineError, HeadraceError, WeightUpdateError
+
+
+class NotReadyError(HeadraceError):
+    """No engine can take calls now."""
+
+
+REFUSALS: Final[tuple[tuple[type[HeadraceError], int, str | None], ...]] = (
+    (GroupStaleError, 409, "group_stale"),
+    (NoEngineError, 409, "no_engine"),
+    (UnknownUpdateError, 404, "unknown_update"),
+    (WeightUpdateError, 409, None),
+    (UnknownEngineError, 404, None),
+    (EngineBusyError, 409, None),
+    (EngineError, 502, None),
+    (NotReadyError, 503, None),
+)
+"""Error, status, code; the first class that fits decides."""
+
+
+def install(application: FastAPI) -> None:
+    application.add_exception_handler(HeadraceError, _refuse)
+    application.add_exception_handler(RequestValidationError, _refuse_body)
+    application.add_exception_handler(RedisError, _refuse_without_redis)
+
+
+def _answer(status: int, sentence: str, code: str | None = None) -> JSONResponse:
+    return JSONResponse({"detail": sentence, "code": code}, status_code=status)
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    status, code = next(((status, code) for kind, status, code in REFUSALS if isinstance(error, kind)), (500, None))
+    return _answer(status, str(error), code)
+
+
+async def _refuse_body(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(step) for step in first["loc"])
+    return _answer(
+        422, f"{request.method} {request.url.path}: {where}: {first['msg']}, got {first.get('input')!r}; /docs shows what it takes"
+    )
+
+
+async def _refuse_without_redis(request: Request, error: Exception) -> JSONResponse:
+    return _answer(503, f"Redis must be reachable to change engines or weights in force, got: {error}; try again when it is")

@@ -1,0 +1,72 @@
+"""Serves the hub: a listening socket, Redis, the hub's parts, and uvicorn on uvloop."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import redis.asyncio
+import uvicorn
+import uvloop
+from redis.exceptions import RedisError
+
+from services.inference_hub.application import Application
+from services.inference_hub.hub import open_hub
+from shared.configuration import Configuration
+from shared.errors import ConfigurationError
+
+BACKLOG: Final = 4_096
+STOP_TIMEOUT_S: Final = 5
+"""Calls in flight when the hub is told to stop have this long; their callers try again at the next hub."""
+REDIS_TIMEOUT_S: Final = 5.0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that stops on a signal and then returns, so that what it served can be closed."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+
+def run(configuration: Configuration) -> None:
+    """Serves until a signal. Raises: ConfigurationError if the port is taken or Redis cannot be reached."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    uvloop.run(_serve(configuration))
+
+
+async def _serve(configuration: Configuration) -> None:
+    listener = _listen(configuration)
+    store = redis.asyncio.Redis.from_url(
+        configuration.redis.url, socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S
+    )
+    async with store:
+        try:
+            await store.ping()
+        except RedisError as error:
+            raise ConfigurationError(
+                f"redis.url must be a reachable Redis, got {configuration.redis.url!r}: {error}; start it, or set redis.url"
+            ) from error
+        async with open_hub(configuration, store) as hub:
+            settings = uvicorn.Config(
+                Application(hub), lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=STOP_TIMEOUT_S
+            )
+            logging.getLogger(__name__).info("serving on %s", configuration.inference_hub.address)
+            await _Server(settings).serve(sockets=[listener])
+
+
+def _listen(configuration: Configuration) -> socket.socket:
+    section = configuration.inference_hub
+    try:
+        return socket.create_server((section.host, section.port), backlog=BACKLOG, reuse_port=False)
+    except OSError as error:
+        raise ConfigurationError(
+            f"inference_hub.port must be free on {section.host}, got {section.port}: {error.strerror}; stop what uses it, or set "
+            "inference_hub.port"
+        ) from error

@@ -1,0 +1,148 @@
+"""The process group over which a trainer broadcasts weights: rank 0 is the trainer, then each engine's tensor-parallel ranks.
+
+A group belongs to one life of a trainer, its epoch, and has a name that was never used before, because an engine keeps the old
+one until it is destroyed and torch refuses to reuse a name. Engines join while the trainer does: `/init_weights_update_group`
+blocks an engine's scheduler until every rank is there. It is therefore sent only once the trainer listens at its address: an
+engine that is asked to join a trainer that has died meanwhile would not generate again for torch's half an hour.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from services.inference_hub.engines import Engine
+from shared.errors import EngineError
+
+Backend = Literal["gloo", "nccl"]
+
+DESTROY_TIMEOUT_S: Final = 10.0
+LISTEN_POLL_S: Final = 0.1
+TRAINER_RANKS: Final = 1
+
+
+@dataclass(frozen=True)
+class Member:
+    """An engine's place in the group: ranks rank_offset … rank_offset + tensor_parallel_size - 1."""
+
+    engine: Engine
+    rank_offset: int
+    tensor_parallel_size: int
+
+
+@dataclass(frozen=True)
+class Master:
+    """Where the trainer's rank 0 waits for the others."""
+
+    address: str
+    port: int
+    backend: Backend
+
+
+@dataclass
+class WeightGroup:
+    """FORMING → ready (all engines joined) or failed, by `form`."""
+
+    name: str
+    epoch: str
+    master: Master
+    members: tuple[Member, ...]
+    formed: asyncio.Task[None] | None = None
+    is_ready: bool = False
+    problem: str | None = None
+    engine_ids: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.engine_ids = frozenset(member.engine.id for member in self.members)
+
+    @property
+    def world_size(self) -> int:
+        return TRAINER_RANKS + sum(member.tensor_parallel_size for member in self.members)
+
+    def has_exactly(self, engines: Iterable[Engine]) -> bool:
+        """Whether these are its engines and all of them still are in it."""
+        engines = list(engines)
+        return self.engine_ids == {engine.id for engine in engines} and all(engine.group_name == self.name for engine in engines)
+
+
+def plan_group(epoch: str, master: Master, engines: Iterable[Engine]) -> WeightGroup:
+    """Ranks in the order of the engines' ids, so that every engine joins groups in the same order."""
+    members = []
+    rank_offset = TRAINER_RANKS
+    for engine in sorted(engines, key=lambda engine: engine.id):
+        members.append(Member(engine, rank_offset, engine.tensor_parallel_size))
+        rank_offset += engine.tensor_parallel_size
+    return WeightGroup(f"headrace-{epoch}-{uuid.uuid4().hex[:8]}", epoch, master, tuple(members))
+
+
+async def form(group: WeightGroup, *, timeout_s: float) -> None:
+    """Brings every engine into the group. The outcome is in the group: its task belongs to nobody who could catch it."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _listening(group.master)
+        await _join_all(group, timeout_s)
+    except TimeoutError:
+        group.problem = (
+            f"the trainer must listen at {group.master.address}:{group.master.port} within {timeout_s:g} s of POST /weight_groups, "
+            "and does not; check weight_push and that the engines' machines reach that address"
+        )
+    except EngineError as error:
+        group.problem = str(error)
+    else:
+        group.is_ready = True
+
+
+async def wait_formed(group: WeightGroup, *, timeout_s: float) -> None:
+    """Raises: EngineError that names the engine which did not join."""
+    assert group.formed is not None
+    await asyncio.wait((group.formed,), timeout=timeout_s)
+    if not group.is_ready:
+        problem = group.problem or f"its engines must join within {timeout_s:g} s, and did not; see the engines' logs"
+        raise EngineError(f"weight group {group.name} is not ready: {problem}")
+
+
+async def _join_all(group: WeightGroup, timeout_s: float) -> None:
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for member in group.members:
+                tasks.create_task(_join(group, member, timeout_s))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+
+
+async def _join(group: WeightGroup, member: Member, timeout_s: float) -> None:
+    engine = member.engine
+    if engine.group_name is not None:
+        await _leave(engine, engine.group_name)
+    payload = {
+        "master_address": group.master.address,
+        "master_port": group.master.port,
+        "rank_offset": member.rank_offset,
+        "world_size": group.world_size,
+        "group_name": group.name,
+        "backend": group.master.backend,
+    }
+    await engine.client.post("init_weights_update_group", payload, timeout_s=timeout_s)
+    engine.group_name = group.name
+
+
+async def _leave(engine: Engine, group_name: str) -> None:
+    """Frees the group of an earlier epoch. Its trainer may be dead and the call fail, which is harmless: names are unique."""
+    engine.group_name = None
+    try:
+        await engine.client.post("destroy_weights_update_group", {"group_name": group_name}, timeout_s=DESTROY_TIMEOUT_S)
+    except EngineError:
+        return
+
+
+async def _listening(master: Master) -> None:
+    """Returns when something accepts connections at the trainer's address."""
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(master.address, master.port)
+        except OSError:
+            await asyncio.sleep(LISTEN_POLL_S)
+        else:
+            writer.close()
+            return

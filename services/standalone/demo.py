@@ -1,0 +1,98 @@
+"""`headrace demo`: makes a tiny policy that half knows how to use a calculator, trains it, and shows what it learnt."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from services.standalone import deployment, report
+from services.standalone.accounting import Account, take_account
+from services.standalone.demo_display import DemoDisplay
+from services.standalone.processes import REPOSITORY
+from services.standalone.supervisor import StopRequested
+from services.standalone.up import SIGNAL_STATUS
+from shared.configuration import Configuration, load
+from shared.errors import ConfigurationError, ProcessError
+
+RUN_FILE = REPOSITORY / "examples" / "demo.yaml"
+POLICY_TAIL_LINES = 20
+
+
+@dataclass
+class _Ending:
+    """Filled in by the hook that runs while Redis and the agents still do."""
+
+    account: Account | None = field(default=None)
+
+
+def run(directory: Path, *, seed: int, overrides: Sequence[str]) -> int:
+    """Returns the exit status. Raises: HeadraceError with the sentence to show."""
+    started = time.monotonic()
+    console = Console(highlight=False)
+    _make_room(directory, console)
+    with DemoDisplay(console, directory) as display:
+        _make_policy(directory / "policy", seed, display)
+        configuration = _configuration(directory, seed, overrides)
+        display.expect(configuration.trainer.num_updates)
+        account = _train(configuration, display)
+    if account is None:
+        return SIGNAL_STATUS
+    report.show(console, directory, account, minutes=(time.monotonic() - started) / 60)
+    return 0
+
+
+def _make_room(directory: Path, console: Console) -> None:
+    """An earlier demo in `directory` is kept under another name, so that this one does not continue it."""
+    if directory.exists():
+        written = datetime.fromtimestamp(directory.stat().st_mtime).strftime("%Y%m%d-%H%M%S")
+        kept = directory.rename(directory.with_name(f"{directory.name}-{written}"))
+        console.print(f"the demo before this one is now in {kept}")
+    directory.mkdir(parents=True)
+
+
+def _make_policy(directory: Path, seed: int, display: DemoDisplay) -> None:
+    """Runs the recipe in a process of its own. Raises: ProcessError if it fails."""
+    command = [sys.executable, "-m", "examples.tiny_policy", "--output", str(directory), "--seed", str(seed)]
+    last_lines: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            display.policy_line(line.rstrip())
+            last_lines = [*last_lines[1 - POLICY_TAIL_LINES :], line.rstrip()]
+    if process.returncode != 0:
+        raise ProcessError(f"the recipe of the tiny policy failed with status {process.returncode}", last_lines=last_lines)
+
+
+def _configuration(directory: Path, seed: int, overrides: Sequence[str]) -> Configuration:
+    """The demo's run file, with everything that could clash on this machine chosen anew."""
+    own = (
+        f"run.directory={directory}",
+        f"run.model_path={directory / 'policy'}",
+        f"run.seed={seed}",
+        "redis.url=redis://127.0.0.1:0/0",
+        "inference_hub.port=0",
+        "env_agents.port=0",
+    )
+    if not RUN_FILE.is_file():
+        raise ConfigurationError(f"the demo needs the checkout's examples, and there is no {RUN_FILE}; run it from a clone")
+    return load(RUN_FILE, overrides=(*own, *overrides), environment_variables={})
+
+
+def _train(configuration: Configuration, display: DemoDisplay) -> Account | None:
+    """Trains to the end; None if a signal ended it before."""
+    planned = deployment.plan(configuration, has_external_redis=False)
+    ending = _Ending()
+
+    async def take() -> None:
+        ending.account = await take_account(planned.configuration)
+
+    try:
+        deployment.run(planned, display, source=RUN_FILE, before_shutdown=take)
+    except StopRequested:
+        return None
+    return ending.account

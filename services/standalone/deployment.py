@@ -1,0 +1,188 @@
+"""One machine's whole run: ports chosen, the resolved run file written, its processes in their stages, supervised."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import redis
+
+from services.standalone import processes
+from services.standalone.devices import visible_devices
+from services.standalone.ports import LOOPBACK, free_ports, require_free
+from services.standalone.readiness import answers, at_once, redis_answers
+from services.standalone.redis_server import redis_executable, redis_port, with_port
+from services.standalone.supervisor import Member, Observer, Stage, Supervisor
+from shared.configuration import Configuration, dump
+from shared.errors import ConfigurationError
+
+RUN_FILE: Final = "run.yaml"
+REDIS_READY_TIMEOUT_S: Final = 120.0
+SERVICE_READY_TIMEOUT_S: Final = 120.0
+REDIS_PROBE_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What to start. `configuration` is the run file with every port decided; the new engines are the last of its urls."""
+
+    configuration: Configuration
+    has_external_redis: bool
+    master_port: int
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.configuration.run.directory)
+
+    @property
+    def run_file(self) -> Path:
+        return self.directory / RUN_FILE
+
+    @property
+    def engine_ports(self) -> list[int]:
+        count = self.configuration.engines.count
+        return [int(url.rpartition(":")[2]) for url in self.configuration.engines.urls[-count:]] if count else []
+
+
+def plan(configuration: Configuration, *, has_external_redis: bool) -> Deployment:
+    """Decides every port. Raises: ConfigurationError if one is taken, or a Redis that should run does not answer."""
+    ports = iter(free_ports(4 + configuration.engines.count))
+    sections = configuration.redis, configuration.inference_hub, configuration.env_agents, configuration.engines
+    redis_section, hub, agents, engines = sections
+    if has_external_redis:
+        _require_redis(redis_section.url)
+    else:
+        port = redis_port(redis_section.url) or next(ports)
+        require_free("the port of redis.url", LOOPBACK, port)
+        redis_section = msgspec.structs.replace(redis_section, url=with_port(redis_section.url, port))
+    hub = msgspec.structs.replace(hub, port=hub.port or next(ports))
+    require_free("inference_hub.port", hub.host, hub.port)
+    agents = msgspec.structs.replace(agents, port=agents.port or next(ports))
+    require_free("env_agents.port", agents.host, agents.port)
+    started = tuple(f"http://{LOOPBACK}:{next(ports)}" for _ in range(engines.count))
+    engines = msgspec.structs.replace(engines, urls=(*engines.urls, *started))
+    resolved = msgspec.structs.replace(configuration, redis=redis_section, inference_hub=hub, env_agents=agents, engines=engines)
+    return Deployment(resolved, has_external_redis, master_port=next(ports))
+
+
+def run(
+    deployment: Deployment,
+    observer: Observer,
+    *,
+    source: Path,
+    before_shutdown: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> None:
+    """Runs everything until the trainer has finished. `source` is the run file that the user wrote.
+
+    Raises: ProcessError if a process ends before; StopRequested on a signal; ConfigurationError if the run cannot start.
+    """
+    if source.resolve() == deployment.run_file.resolve():
+        raise ConfigurationError(
+            f"run.directory must not hold the run file itself, because the resolved one is written to {deployment.run_file}; "
+            "move yours, or set run.directory"
+        )
+    for name in ("logs", "redis"):
+        (deployment.directory / name).mkdir(parents=True, exist_ok=True)
+    with _only_run(deployment.directory) as lock:
+        deployment.run_file.write_text(dump(deployment.configuration))
+        stages = _stages(deployment, lock)
+        asyncio.run(_supervise(stages, deployment.directory / "logs", observer, before_shutdown))
+
+
+async def _supervise(
+    stages: Sequence[Stage],
+    log_directory: Path,
+    observer: Observer,
+    before_shutdown: Callable[[], Coroutine[Any, Any, None]] | None,
+) -> None:
+    supervisor = Supervisor(log_directory, observer)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, supervisor.request_stop, number)
+    await supervisor.run(stages, before_shutdown=before_shutdown)
+
+
+def _stages(deployment: Deployment, lock: int) -> list[Stage]:
+    """Redis; then engines, hub and agents, which start side by side; then the trainer."""
+    stages = [
+        Stage([_engine(deployment, index, port) for index, port in enumerate(deployment.engine_ports)]),
+        Stage([_hub(deployment)], needs_previous=False),
+        Stage([_agents(deployment)], needs_previous=False),
+        Stage([_trainer(deployment)]),
+    ]
+    return stages if deployment.has_external_redis else [Stage([_redis(deployment, [lock])]), *stages]
+
+
+def _redis(deployment: Deployment, inherited: Collection[int]) -> Member:
+    url = deployment.configuration.redis.url
+    spec = processes.redis_process(redis_executable(), port=redis_port(url), directory=deployment.directory / "redis")
+    return Member(spec, redis_answers(url), REDIS_READY_TIMEOUT_S, inherited)
+
+
+def _engine(deployment: Deployment, index: int, port: int) -> Member:
+    configuration = deployment.configuration
+    spec = processes.engine_process(
+        configuration, deployment.run_file, index=index, port=port, num_cores=_num_cores(), devices=visible_devices()
+    )
+    return Member(spec, answers(f"http://{LOOPBACK}:{port}/model_info"), configuration.engines.start_timeout_s)
+
+
+def _hub(deployment: Deployment) -> Member:
+    address = deployment.configuration.inference_hub.address
+    return Member(processes.hub_process(deployment.run_file), answers(f"{address}/health"), SERVICE_READY_TIMEOUT_S)
+
+
+def _agents(deployment: Deployment) -> Member:
+    address = deployment.configuration.env_agents.address
+    return Member(processes.agents_process(deployment.run_file), answers(f"{address}/health"), SERVICE_READY_TIMEOUT_S)
+
+
+def _trainer(deployment: Deployment) -> Member:
+    spec = processes.trainer_process(
+        deployment.configuration,
+        deployment.run_file,
+        master_port=deployment.master_port,
+        num_cores=_num_cores(),
+        devices=visible_devices(),
+    )
+    return Member(spec, at_once, SERVICE_READY_TIMEOUT_S)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _require_redis(url: str) -> None:
+    try:
+        with redis.Redis.from_url(
+            url, socket_timeout=REDIS_PROBE_TIMEOUT_S, socket_connect_timeout=REDIS_PROBE_TIMEOUT_S
+        ) as client:
+            client.ping()
+    except (redis.RedisError, ValueError) as error:
+        raise ConfigurationError(
+            f"redis.url must be a reachable Redis, got {url!r} ({error}); start it, or let this command start one by leaving out "
+            "--external-redis and HEADRACE_REDIS_URL"
+        ) from error
+
+
+@contextlib.contextmanager
+def _only_run(directory: Path) -> Iterator[int]:
+    """Makes this the only run in `directory`, as long as the file descriptor it yields is open in any process.
+
+    The Redis that it starts inherits it: after a kill, nobody else writes to its append-only file before it has ended.
+    """
+    with (directory / "redis" / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigurationError(
+                f"run.directory must be used by one run at a time, and {str(directory)!r} is in use; stop the other `headrace up`, "
+                "or set run.directory"
+            ) from error
+        yield lock.fileno()

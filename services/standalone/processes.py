@@ -1,0 +1,97 @@
+"""What `headrace up` starts: the command line and environment of every process of a run, from its configuration alone."""
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import services
+from services.standalone.devices import share
+from services.standalone.redis_server import redis_command
+from shared.configuration import Configuration
+
+REPOSITORY: Final = Path(services.__file__).parents[1]
+"""The folder that holds `services` and `trainer`."""
+
+STOP_TIMEOUT_S: Final = 15.0
+TRAINER_STOP_TIMEOUT_S: Final = 40.0
+"""Longer than the 30 s that DeepSpeed's launcher gives its ranks."""
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process to start. `environment` is added to this process's own; `stop_timeout_s` lies between SIGTERM and SIGKILL."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stop_timeout_s: float = STOP_TIMEOUT_S
+
+
+def redis_process(executable: str, *, port: int, directory: Path) -> ProcessSpec:
+    return ProcessSpec("redis", redis_command(executable, port=port, directory=directory))
+
+
+def engine_process(
+    configuration: Configuration, run_file: Path, *, index: int, port: int, num_cores: int, devices: Sequence[str]
+) -> ProcessSpec:
+    """The engine process number `index` of this machine, listening on `port`, on its share of the GPUs."""
+    command = (*_module("services.engine", run_file), "--port", str(port))
+    environment = {**_environment(), **_compute_threads(configuration, num_cores)}
+    if configuration.engines.device == "cuda":
+        size = configuration.engines.tensor_parallel_size
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(share(devices, first=index * size, count=size))
+    return ProcessSpec(f"engine-{index}", command, environment)
+
+
+def hub_process(run_file: Path) -> ProcessSpec:
+    return ProcessSpec("hub", _module("services.inference_hub", run_file), {**_environment(), "OMP_NUM_THREADS": "1"})
+
+
+def agents_process(run_file: Path) -> ProcessSpec:
+    return ProcessSpec("agents", _module("services.env_agents", run_file), {**_environment(), "OMP_NUM_THREADS": "1"})
+
+
+def trainer_process(
+    configuration: Configuration, run_file: Path, *, master_port: int, num_cores: int, devices: Sequence[str]
+) -> ProcessSpec:
+    """DeepSpeed's launcher with one rank for each of `trainer.num_processes`, on the GPUs after the engines'.
+
+    This is the launcher that `deepspeed --num_gpus N` starts in turn on each node: without the one before it, the ranks
+    start seconds earlier and signals reach them.
+    """
+    environment = {**_environment(), **_compute_threads(configuration, num_cores)}
+    num_ranks = configuration.trainer.num_processes
+    if configuration.engines.device == "cuda":
+        first = configuration.engines.count * configuration.engines.tensor_parallel_size
+        slots: Sequence[str | int] = share(devices, first=first, count=num_ranks)
+    else:
+        environment["DS_ACCELERATOR"] = "cpu"
+        slots = range(num_ranks)
+    world = base64.urlsafe_b64encode(json.dumps({"localhost": list(slots)}).encode()).decode()
+    command = (
+        *(sys.executable, "-m", "deepspeed.launcher.launch", f"--world_info={world}", "--master_addr=127.0.0.1"),
+        *(f"--master_port={master_port}", "--no_local_rank", "--log_level=warning"),
+        *(str(REPOSITORY / "trainer" / "train.py"), "--config", str(run_file)),
+    )
+    return ProcessSpec("trainer", command, environment, TRAINER_STOP_TIMEOUT_S)
+
+
+def _module(name: str, run_file: Path) -> tuple[str, ...]:
+    return (sys.executable, "-m", name, "--config", str(run_file))
+
+
+def _environment() -> dict[str, str]:
+    return {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def _compute_threads(configuration: Configuration, num_cores: int) -> dict[str, str]:
+    """Cores shared evenly by the processes that compute, unless the user has decided."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    num_processes = configuration.engines.count + configuration.trainer.num_processes
+    return {"OMP_NUM_THREADS": str(max(1, num_cores // num_processes))}

@@ -1,0 +1,96 @@
+"""How a demo ended: a table, three transcripts, the learning curve, and one line of JSON for programs."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from services.standalone import run_files
+from services.standalone.accounting import Account
+from services.standalone.run_files import Evaluation, Lineage, Transcript, Update
+from shared.errors import TrainingError
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """The demo's last line. Success is on tasks that training never saw, sampled at temperature 1."""
+
+    success_before: float
+    success_after: float
+    updates: int
+    episodes: int
+    """Trained on."""
+    minutes: float
+    lag_max: int
+    weight_pause_ms_p50: float
+    wait_prev_gen_s_mean: float
+    trajectories_lost: int
+
+
+def show(console: Console, directory: Path, account: Account, *, minutes: float) -> None:
+    """Prints everything and writes learning_curve.png. `minutes` since the demo began.
+
+    Raises: TrainingError if the run left no updates or no evaluations.
+    """
+    from services.standalone import learning_curve
+
+    updates = run_files.updates(directory)
+    sampled, greedy = (run_files.evaluations(directory, greedy=choice) for choice in (False, True))
+    if not updates or len(sampled) < 2:
+        raise TrainingError(
+            f"the demo must leave updates and two evaluations in {directory}, got {len(updates)} and {len(sampled)}; see its logs"
+        )
+    summary = summarise(updates, sampled, run_files.lineage(directory), lost=account.lost, minutes=minutes)
+    picture = directory / "learning_curve.png"
+    learning_curve.draw(picture, title=f"Headrace demo, {len(updates)} updates", updates=updates, sampled=sampled, greedy=greedy)
+    for panel in transcript_panels(run_files.transcripts(directory)):
+        console.print(panel)
+    console.print(table(sampled, greedy))
+    console.print(f"learning curve: {picture}\neverything else: {directory}", soft_wrap=True)
+    print(msgspec.json.encode(summary).decode(), flush=True)  # noqa: T201
+
+
+def summarise(
+    updates: Sequence[Update], sampled: Sequence[Evaluation], lineage: Sequence[Lineage], *, lost: int, minutes: float
+) -> Summary:
+    return Summary(
+        success_before=round(sampled[0].success_rate, 4),
+        success_after=round(sampled[-1].success_rate, 4),
+        updates=len(updates),
+        episodes=sum(update.num_trajectories for update in updates),
+        minutes=round(minutes, 2),
+        lag_max=max(line.lag_max for line in lineage),
+        weight_pause_ms_p50=round(1000 * statistics.median(update.weight_pause_s for update in updates), 1),
+        wait_prev_gen_s_mean=round(statistics.fmean(update.wait_prev_gen_s for update in updates), 3),
+        trajectories_lost=lost,
+    )
+
+
+def table(sampled: Sequence[Evaluation], greedy: Sequence[Evaluation]) -> Table:
+    """Before and after, on tasks that training never saw."""
+    result = Table("success on unseen tasks", "before", "after")
+    for label, evaluations in (("sampled at temperature 1", sampled), ("greedy", greedy)):
+        if evaluations:
+            result.add_row(label, f"{evaluations[0].success_rate:.1%}", f"{evaluations[-1].success_rate:.1%}")
+    return result
+
+
+def transcript_panels(by_version: Mapping[int, Sequence[Transcript]]) -> list[Panel]:
+    """One held-out task before, in the middle of and after training; one that was learnt, if there is one."""
+    versions = sorted(version for version, found in by_version.items() if found)
+    if not versions:
+        return []
+    chosen = (("before", versions[0]), ("middle", versions[len(versions) // 2]), ("after", versions[-1]))
+    num_tasks = min(len(by_version[version]) for _, version in chosen)
+    before, after = by_version[versions[0]], by_version[versions[-1]]
+    index = max(range(num_tasks), key=lambda i: after[i].reward - before[i].reward)
+    return [_panel(label, version, by_version[version][index]) for label, version in chosen]
+
+
+def _panel(label: str, version: int, transcript: Transcript) -> Panel:
+    title = f"{label} (version {version}) · task {transcript.task} · reward {transcript.reward:g}"
+    return Panel(Text(transcript.text), title=Text(title), title_align="left")

@@ -1,0 +1,60 @@
+"""What `headrace up` shows: each line of output behind its process's name, and what the run waits for."""
+
+import time
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from services.standalone.supervisor import State
+
+COLOUR_BY_PROCESS = {"redis": "red", "engine": "magenta", "hub": "cyan", "agents": "green", "trainer": "yellow", "headrace": "bold"}
+PREFIX_WIDTH = 9
+
+
+class Terminal:
+    """An observer that prints. On a terminal a spinner names the processes that are starting or stopping."""
+
+    def __init__(self, console: Console, *, shows_output: bool = True) -> None:
+        self._console = console
+        self._shows_output = shows_output
+        self._waiting: dict[str, State] = {}
+        self._status = Status("", console=console) if console.is_terminal else None
+        self._started_at = time.monotonic()
+
+    def state_changed(self, name: str, state: State, seconds: float) -> None:
+        match state:
+            case State.STARTING | State.STOPPING:
+                self._waiting[name] = state
+            case State.READY:
+                self._waiting.pop(name, None)
+                self._say(f"{name} is ready after {seconds:.1f} s")
+            case State.STOPPED:
+                self._waiting.pop(name, None)
+                self._say(f"{name} has stopped")
+        self._show_waiting()
+
+    def line_written(self, name: str, line: str) -> None:
+        if self._shows_output:
+            self._print(name, line)
+
+    def close(self) -> None:
+        if self._status:
+            self._status.stop()
+
+    def _say(self, sentence: str) -> None:
+        self._print("headrace", sentence)
+
+    def _print(self, name: str, line: str) -> None:
+        colour = COLOUR_BY_PROCESS.get(name.partition("-")[0], "white")
+        text = Text.assemble((f"{name:<{PREFIX_WIDTH}}│ ", colour), Text.from_ansi(line))
+        self._console.print(text, soft_wrap=True, highlight=False)
+
+    def _show_waiting(self) -> None:
+        if self._status is None:
+            return
+        if self._waiting:
+            self._status.update(", ".join(f"{state} {name}" for name, state in self._waiting.items()))
+            self._status.start()
+        else:
+            self._status.stop()

@@ -1,0 +1,248 @@
+import asyncio
+
+import numpy as np
+import pytest
+
+from services.env_agents.environment import Environment, Step, Task, tool
+from shared.trajectory import Outcome
+
+TASK = Task(task_id="0", seed=0, data={})
+CALL = '<tool_call>\n{"name": "double", "arguments": {"number": 21}}\n</tool_call><|im_end|>'
+
+
+@pytest.fixture
+def play(agent, make_spec, identity):
+    async def play(create, *, is_greedy=False, **limits):
+        return await agent.run(create, make_spec(**limits), TASK, identity, is_greedy=is_greedy)
+
+    return play
+
+
+@pytest.fixture
+def doubling(question_environment):
+    class Doubling(question_environment):
+        @tool
+        async def double(self, number: int) -> int:
+            """Doubles."""
+            return 2 * number
+
+    yield Doubling
+    assert Doubling.num_open == 0
+
+
+def calls_then_answers(text: str) -> str:
+    return "42<|im_end|>" if "<tool_response>" in text else CALL
+
+
+async def test_tool_call_result_and_answer_become_one_trajectory(hub, play, doubling, renderer):
+    hub.policy, hub.version = calls_then_answers, 3
+    record = await play(doubling)
+    assert (record.outcome, record.reward, record.detail) == (Outcome.COMPLETED, 1.0, "")
+    assert [[call.name for call in turn.tool_calls] for turn in record.turns] == [["double"], []]
+    sampled = [renderer.text(record.token_ids[turn.start : turn.end]) for turn in record.turns]
+    assert sampled == [CALL, "42<|im_end|>"]
+    between = renderer.text(record.token_ids[record.turns[0].end : record.turns[1].start])
+    assert between == "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert record.num_sampled_tokens == sum(turn.end - turn.start for turn in record.turns)
+    assert set(record.token_versions[record.loss_mask == 1].tolist()) == {3}
+
+
+async def test_every_request_continues_the_tokens_of_the_one_before(hub, play, doubling):
+    hub.policy = calls_then_answers
+    record = await play(doubling)
+    first, second = (request["input_ids"] for request in hub.requests)
+    assert second[: len(first)] == first
+    assert second == record.token_ids[: record.turns[1].start].tolist()
+    assert hub.session_ids == [record.trajectory_id] * 2
+
+
+async def test_malformed_call_is_an_observation_that_the_policy_sees(hub, play, doubling):
+    hub.policy = lambda text: "42<|im_end|>" if "error: the tool call is not JSON" in text else "<tool_call>{</tool_call><|im_end|>"
+    record = await play(doubling)
+    assert (record.outcome, record.reward) == (Outcome.COMPLETED, 1.0)
+    assert record.turns[0].tool_calls[0].is_error
+
+
+async def test_time_is_accounted_for(hub, play, doubling):
+    hub.policy = calls_then_answers
+    timings = (await play(doubling)).timings
+    assert timings.generating_s > 0
+    assert timings.environment_s > 0
+    assert timings.reward_s > 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "detail"),
+    [({"max_turns": 2}, "limits.max_turns = 2"), ({"max_tokens": 700}, "limits.max_tokens = 700"), ({"max_tokens": 560}, "cut at")],
+)
+async def test_limits_truncate_and_are_never_passed(hub, play, doubling, limits, detail):
+    hub.policy = lambda _: CALL
+    record = await play(doubling, **limits)
+    assert record.outcome is Outcome.TRUNCATED
+    assert detail in record.detail
+    assert record.num_tokens <= limits.get("max_tokens", 10_000)
+    assert len(record.turns) <= limits.get("max_turns", 8)
+
+
+async def test_prompt_over_the_limit_teaches_nothing(play, doubling):
+    record = await play(doubling, max_tokens=10)
+    assert record.outcome is Outcome.ENVIRONMENT_ERROR
+    assert "the prompt must leave room in limits.max_tokens = 10" in record.detail
+    assert record.num_tokens == 0
+
+
+async def test_unfinished_thought_truncates(hub, play, doubling):
+    hub.policy = lambda _: "<think>so<|im_end|>"
+
+    class Patient(doubling):
+        async def step(self, action):
+            return Step(messages=[{"role": "user", "content": "go on"}])
+
+    record = await play(Patient)
+    assert record.outcome is Outcome.TRUNCATED
+    assert "without changing its tokens" in record.detail
+
+
+def misbehaving(base, where, what):
+    """An environment that does `what` in the method `where`."""
+
+    class Misbehaving(base):
+        pass
+
+    async def method(self, *_):
+        return await what()
+
+    setattr(Misbehaving, where, method)
+    return Misbehaving
+
+
+async def raises():
+    raise KeyError("no such row")
+
+
+async def raises_timeout():
+    raise TimeoutError("its own")
+
+
+async def hangs():
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("where", ["open", "reset", "step", "score"])
+@pytest.mark.parametrize(("what", "detail"), [(raises, "KeyError: 'no such row'"), (raises_timeout, "TimeoutError: its own")])
+async def test_environment_that_raises_is_an_outcome_with_its_traceback(play, question_environment, where, what, detail):
+    record = await play(misbehaving(question_environment, where, what))
+    assert record.outcome is Outcome.ENVIRONMENT_ERROR
+    assert not record.outcome.is_trainable
+    assert detail in record.detail
+    assert "test_episode.py" in record.detail
+
+
+@pytest.mark.parametrize(
+    ("where", "limits", "detail"),
+    [
+        ("reset", {"reset_timeout_s": 0.05}, "reset took longer than 0.05 s"),
+        ("step", {"step_timeout_s": 0.05}, "a step took longer than 0.05 s"),
+        ("score", {"step_timeout_s": 0.05}, "a step took longer than 0.05 s"),
+        ("open", {"episode_timeout_s": 0.05}, "the episode took longer than 0.05 s"),
+        ("step", {"episode_timeout_s": 0.5}, "the episode took longer than 0.5 s"),
+    ],
+)
+async def test_environment_that_hangs_times_out(play, question_environment, where, limits, detail):
+    record = await play(misbehaving(question_environment, where, hangs), **limits)
+    assert (record.outcome, record.detail) == (Outcome.TIMEOUT, detail)
+
+
+@pytest.mark.parametrize(
+    ("where", "answer"),
+    [
+        ("reset", "hello"),
+        ("reset", [{"role": "wizard", "content": "x"}]),
+        ("reset", [{"role": "user", "content": 3}]),
+        ("reset", []),
+        ("step", None),
+        ("step", (1, 2)),
+        ("step", Step(messages=[])),
+        ("step", Step(messages=["go on"])),
+        ("step", Step(done=True, reward=float("nan"))),
+        ("step", Step(done=True, reward="much")),
+        ("score", None),
+    ],
+)
+async def test_environment_that_answers_nonsense_is_an_outcome(play, question_environment, where, answer):
+    async def nonsense():
+        return answer
+
+    record = await play(misbehaving(question_environment, where, nonsense))
+    assert record.outcome is Outcome.ENVIRONMENT_ERROR
+    assert record.detail
+
+
+async def test_rewards_of_other_number_types_are_taken(play, question_environment):
+    async def reward():
+        return np.float32(0.5)
+
+    assert (await play(misbehaving(question_environment, "score", reward))).reward == 0.5
+
+
+async def test_constructor_that_raises_is_an_outcome(play):
+    def create() -> Environment:
+        raise OSError("no disk")
+
+    assert "no disk" in (await play(create)).detail
+
+
+async def test_environment_that_fails_to_close_keeps_its_episode(play, caplog):
+    class Sticky(Environment):
+        async def reset(self, task):
+            return [{"role": "user", "content": "?"}]
+
+        async def score(self, answer):
+            return 1.0
+
+        async def close(self):
+            raise OSError("stuck")
+
+    record = await play(Sticky)
+    assert (record.outcome, record.reward) == (Outcome.COMPLETED, 1.0)
+    assert "failed to close" in caplog.text
+
+
+async def test_cancelled_episode_closes_its_environment_and_stays_cancelled(play, question_environment):
+    in_step = asyncio.Event()
+
+    async def report_and_hang():
+        in_step.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(play(misbehaving(question_environment, "step", report_and_hang)))
+    await in_step.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_hub_that_refuses_is_an_outcome(hub, play, question_environment):
+    hub.faults = [400]
+    record = await play(question_environment)
+    assert record.outcome is Outcome.ENVIRONMENT_ERROR
+    assert "refused to generate" in record.detail
+
+
+async def test_hub_that_stays_away_times_out(hub, play, question_environment):
+    hub.faults = [503] * 1000
+    assert (await play(question_environment, episode_timeout_s=0.3)).outcome is Outcome.TIMEOUT
+
+
+async def test_equal_states_have_equal_fingerprints(hub, play, question_environment):
+    class Walk(question_environment):
+        async def reset(self, task):
+            self.rooms = iter(["hall", "cellar", "hall"])
+            return [{"role": "user", "content": next(self.rooms)}]
+
+        async def step(self, action):
+            room = next(self.rooms, None)
+            return Step(done=room is None, messages=[{"role": "user", "content": room or ""}])
+
+    hall, cellar, hall_again = (turn.state_fingerprint for turn in (await play(Walk)).turns)
+    assert hall == hall_again != cellar

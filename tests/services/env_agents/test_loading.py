@@ -1,0 +1,67 @@
+import pytest
+
+from examples.calculator import Calculator
+from services.env_agents.gymnasium_adapter import GymnasiumEnvironment
+from services.env_agents.loading import EnvironmentLoader, NotAllowedError, check_allowed, import_environment
+from services.env_agents.openenv import UnreachableEnvironmentError
+from shared.environment_spec import EnvironmentSpec, ParquetTasks
+from shared.errors import ConfigurationError
+
+
+def test_classes_of_the_interface_are_made_with_their_arguments():
+    assert isinstance(import_environment("examples.calculator:Calculator", {})(), Calculator)
+    assert import_environment("examples.lookup_chain:LookupChain", {"max_links": 2})().max_links == 2
+
+
+@pytest.mark.parametrize(
+    ("import_path", "arguments"),
+    [("gymnasium:make", {"id": "FrozenLake-v1"}), ("gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv", {"is_slippery": False})],
+)
+def test_gymnasium_environments_are_adapted(import_path, arguments):
+    assert isinstance(import_environment(import_path, arguments)(), GymnasiumEnvironment)
+
+
+@pytest.mark.parametrize(
+    ("import_path", "arguments", "message"),
+    [
+        ("examples.nothing:Here", {}, "failed to import: ModuleNotFoundError"),
+        ("examples.calculator:Calc", {}, "examples.calculator has no 'Calc'"),
+        ("examples.calculator:MAX_EXPRESSION_CHARACTERS", {}, "must name an Environment or gymnasium.Env"),
+        ("examples.calculator:Calculator", {"digits": 3}, "arguments must suit examples.calculator:Calculator"),
+    ],
+)
+def test_what_cannot_be_imported_is_a_sentence(import_path, arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        import_environment(import_path, arguments)
+
+
+def test_module_that_raises_on_import_is_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "raises_on_import.py").write_text("raise RuntimeError('no licence')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match="failed to import: RuntimeError: no licence"):
+        import_environment("raises_on_import:Environment", {})
+
+
+@pytest.mark.parametrize("import_path", ["os:system", "examples_of_mine:Calculator", "example:Calculator"])
+def test_modules_outside_the_allowlist_are_named_with_it(import_path):
+    with pytest.raises(NotAllowedError, match=r"inside env_agents\.import_allowlist \(examples, mine\.own\)"):
+        check_allowed(import_path, ["examples", "mine.own"])
+
+
+@pytest.mark.parametrize("import_path", ["examples:Calculator", "examples.deep.inside:Calculator", "mine.own:X"])
+def test_allowed_packages_cover_what_is_inside_them(import_path):
+    check_allowed(import_path, ["examples", "mine.own"])
+
+
+async def test_url_without_server_is_a_sentence(http_session, unused_tcp_port):
+    loader = EnvironmentLoader(http_session, import_allowlist=(), seed=0)
+    url = f"ws://127.0.0.1:{unused_tcp_port}"
+    with pytest.raises(UnreachableEnvironmentError, match=f"an OpenEnv server must answer at {url}"):
+        await loader.load(EnvironmentSpec(name="remote", url=url))
+
+
+async def test_missing_dataset_is_a_sentence(http_session):
+    loader = EnvironmentLoader(http_session, import_allowlist=("examples",), seed=0)
+    spec = EnvironmentSpec(name="c", import_path="examples.calculator:Calculator", tasks=ParquetTasks("none.parquet"))
+    with pytest.raises(ConfigurationError, match=r"got 'none\.parquet', which does not exist"):
+        await loader.load(spec)

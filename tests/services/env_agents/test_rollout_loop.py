@@ -1,0 +1,330 @@
+import asyncio
+import contextlib
+from collections import Counter, defaultdict
+
+import pytest
+import redis
+
+from services.env_agents.environment import Environment
+from services.env_agents.loading import EnvironmentLoader
+from services.env_agents.metrics import AgentMetrics
+from services.env_agents.registry import EnvironmentRegistry
+from services.env_agents.rollout_loop import RolloutLoop, RolloutSettings
+from shared import trajectory as trajectories
+from shared.environment_spec import EnvironmentLimits, EnvironmentSpec
+from shared.ledger import AdmissionLedger, DiscardReason, TrainingLedger
+from shared.trajectory import Outcome
+
+GROUP_SIZE = 4
+BATCH_GROUPS = 2
+
+
+async def wait_until(predicate, *, description: str) -> None:
+    """Polls for at most 20 s."""
+    try:
+        async with asyncio.timeout(20):
+            while not predicate():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        pytest.fail(f"waited in vain until {description}")
+
+
+@pytest.fixture
+def gate():
+    """Environments wait here before they answer; open unless a test closes it."""
+    gate = asyncio.Event()
+    gate.set()
+    return gate
+
+
+@pytest.fixture
+def started():
+    return []
+
+
+@pytest.fixture
+def loader(http_session, gate, started, monkeypatch):
+    """Loads as ever, but each environment's class is the test's own."""
+
+    class Gated(Environment):
+        async def reset(self, task):
+            started.append(task.seed)
+            return [{"role": "user", "content": f"seed {task.seed}"}]
+
+        async def score(self, answer):
+            await gate.wait()
+            return 1.0
+
+    loader = EnvironmentLoader(http_session, import_allowlist=("examples",), seed=0)
+    monkeypatch.setattr("services.env_agents.loading.import_environment", lambda *_: Gated)
+    return loader
+
+
+@pytest.fixture
+def ledger(redis_async, keys):
+    return AdmissionLedger(redis_async, keys)
+
+
+@pytest.fixture
+def training(redis_client, keys):
+    ledger = TrainingLedger(redis_client, keys)
+    ledger.create_consumer_group()
+    return ledger
+
+
+@pytest.fixture
+async def run_loop(redis_async, keys, loader, agent, ledger):
+    """Starts RolloutLoops that share a ledger and stops them at the end."""
+    await ledger.configure(async_generation_ratio=1.0, batch_groups=BATCH_GROUPS)
+    running: list[tuple[RolloutLoop, asyncio.Task]] = []
+
+    async def start(owner="one", *, lease_s=30.0, ledger=ledger, grace_s=0.0):
+        registry = EnvironmentRegistry(redis_async, keys, loader)
+        await registry.refresh()
+        settings = RolloutSettings("run", owner, GROUP_SIZE, lease_s, admission_poll_s=0.01, refresh_s=0.05, grace_s=grace_s)
+        loop = RolloutLoop(settings, ledger, registry, agent, AgentMetrics())
+        task = asyncio.create_task(loop.run())
+        running.append((loop, task))
+        return loop, registry, task
+
+    yield start
+    for loop, task in running:
+        loop.stop()
+        with contextlib.suppress(asyncio.CancelledError):
+            done,_=await asyncio.wait([task],timeout=5)
+            if not done:
+                for t in asyncio.all_tasks(): t.print_stack()
+                import os; os._exit(9)
+
+
+@pytest.fixture
+async def register(redis_async, keys, loader):
+    async def register(name="test", **fields):
+        registry = EnvironmentRegistry(redis_async, keys, loader)
+        await registry.register(EnvironmentSpec(name=name, import_path="examples.calculator:Calculator", **fields))
+        return registry
+
+    return register
+
+
+@pytest.fixture
+def records(redis_client, keys):
+    return lambda: [trajectories.decode(fields[b"trajectory"]) for _, fields in redis_client.xrange(keys.trajectories)]
+
+
+async def test_admits_exactly_what_the_ratio_allows_and_records_every_episode(run_loop, register, training, records):
+    await register()
+    await run_loop()
+    await wait_until(lambda: training.books().ready == 2 * BATCH_GROUPS, description="four groups are ready")
+    assert training.books().is_balanced
+    by_group = defaultdict(list)
+    for record in records():
+        assert (record.outcome, record.run_id, record.group_size) == (Outcome.COMPLETED, "run", GROUP_SIZE)
+        by_group[record.group_id].append(record)
+    assert all(sorted(record.sample_index for record in group) == list(range(GROUP_SIZE)) for group in by_group.values())
+    assert all(len({record.task_id for record in group}) == 1 for group in by_group.values())
+    assert {group[0].task_id for group in by_group.values()} == {"0", "1", "2", "3"}
+
+
+async def test_new_version_opens_new_places(run_loop, register, training, records):
+    await register()
+    await run_loop()
+    await wait_until(lambda: training.books().ready == 4, description="the first groups are ready")
+    training.publish(1, [record.group_id for record in records()][0:1])
+    await wait_until(lambda: training.books().started == 6, description="B more groups start")
+
+
+async def test_failed_episodes_are_recorded_and_siblings_go_on(run_loop, register, hub, training, records):
+    answers = iter(range(1000))
+    hub.policy = lambda _: "x" * 50 if next(answers) % 2 else "42<|im_end|>"
+    await register(limits=EnvironmentLimits(max_tokens=60))
+    await run_loop()
+    await wait_until(lambda: training.books().ready == 4, description="all groups end")
+    assert Counter(record.outcome for record in records()) == {Outcome.COMPLETED: 8, Outcome.TRUNCATED: 8}
+
+
+async def test_two_processes_share_the_ledgers_places(run_loop, register, training, records):
+    await register()
+    await run_loop("one")
+    await run_loop("two")
+    await wait_until(lambda: training.books().ready == 4, description="all groups end")
+    assert training.books().started == 4
+    assert len({(record.group_id, record.sample_index) for record in records()}) == len(records()) == 16
+
+
+async def test_groups_of_a_process_that_died_are_adopted_and_only_missing_episodes_run(
+    run_loop, register, training, records, gate, started, hub
+):
+    await register(limits=EnvironmentLimits(max_concurrent_episodes=1))
+    _, _, task = await run_loop("dies", lease_s=0.3)
+    await wait_until(lambda: len(records()) >= 2, description="two episodes of the first group end")
+    gate.clear()
+    await wait_until(lambda: training.books().running == 1 and len(started) > len(records()), description="one is in the middle")
+    finished = {record.trajectory_id for record in records()}
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    gate.set()
+    await run_loop("lives", lease_s=0.3)
+    await wait_until(lambda: training.books().ready == 4, description="every group is complete")
+    assert finished <= {record.trajectory_id for record in records()}
+    assert len({(record.group_id, record.sample_index) for record in records()}) == len(records()) == 16
+    assert training.books().is_balanced
+    assert {record.attempt for record in records()} == {0, 1}
+
+
+async def test_stopping_leaves_running_groups_to_others_at_once(run_loop, register, training, records, gate):
+    await register()
+    gate.clear()
+    loop, _, task = await run_loop("stops", lease_s=3600)
+    await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
+    loop.stop()
+    await task
+    assert training.books().running == 4
+    gate.set()
+    await run_loop("lives", lease_s=3600)
+    await wait_until(lambda: training.books().ready == 4, description="adopted without waiting for the lease")
+    assert len(records()) == 16
+
+
+async def test_stopping_lets_short_episodes_end(run_loop, register, training, gate):
+    await register()
+    gate.clear()
+    loop, _, task = await run_loop(grace_s=10.0)
+    await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
+    loop.stop()
+    gate.set()
+    await task
+    assert training.books().ready == 4
+
+
+async def test_lost_groups_are_cancelled(run_loop, register, training, redis_client, keys, gate, ledger):
+    await register()
+    gate.clear()
+    loop, _, _ = await run_loop(lease_s=0.3)
+    await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
+    groups = [group_id.decode() for group_id in redis_client.hkeys(keys.groups)]
+    training.discard(groups[:3], DiscardReason.STALE, requeue=False)
+    await wait_until(lambda: not loop._group_by_id.keys() & set(groups[:3]), description="discarded groups are gone here too")
+
+
+async def test_requeued_tasks_run_before_new_ones(run_loop, register, training, redis_client, keys, gate, records):
+    await register()
+    gate.clear()
+    loop, _, _ = await run_loop(lease_s=0.3)
+    await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
+    group_id = redis_client.hkeys(keys.groups)[0].decode()
+    training.discard([group_id], DiscardReason.STALE, requeue=True)
+    gate.set()
+    await wait_until(lambda: training.books().ready == 4, description="all groups end")
+    assert {record.task_id for record in records()} == {"0", "1", "2", "3"}
+
+
+class FlakyLedger(AdmissionLedger):
+    """Loses its connection to Redis for a while, before or after the command was carried out."""
+
+    def __init__(self, client, keys):
+        super().__init__(client, keys)
+        self.is_away = False
+        self.answers_to_lose = 0
+        self.num_failures = 0
+
+    async def _run(self, name, *arguments):
+        if self.is_away:
+            self.num_failures += 1
+            raise redis.ConnectionError("connection refused")
+        answer = await super()._run(name, *arguments)
+        if self.answers_to_lose:
+            self.answers_to_lose -= 1
+            raise redis.ConnectionError("connection reset")
+        return answer
+
+
+async def test_finished_episodes_wait_for_redis_to_come_back(
+    run_loop, register, redis_async, redis_client, keys, training, gate, records
+):
+    await register()
+    gate.clear()
+    flaky = FlakyLedger(redis_async, keys)
+    loop, _, _ = await run_loop(lease_s=0.2, ledger=flaky)
+    await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
+    flaky.is_away = True
+    gate.set()
+    await wait_until(lambda: flaky.num_failures > 40, description="writes have failed")
+    last_expiry_ms = redis_client.zrange(keys.running, -1, -1, withscores=True)[0][1]
+    await wait_until(lambda: 1000 * redis_client.time()[0] > last_expiry_ms, description="leases have expired")
+    flaky.is_away = False
+    await wait_until(lambda: training.books().ready == 4, description="all were written")
+    assert len(records()) == 16
+    assert training.books().is_balanced
+
+
+async def test_admission_whose_answer_was_lost_is_not_counted_twice(run_loop, register, redis_async, keys, training):
+    await register()
+    flaky = FlakyLedger(redis_async, keys)
+    flaky.answers_to_lose = 3
+    await run_loop(lease_s=0.3, ledger=flaky)
+    await wait_until(lambda: training.books().ready == 4, description="lost admissions were adopted and ran")
+    assert training.books().started == 4
+    assert training.books().is_balanced
+
+
+async def test_deleted_environments_groups_are_cancelled_and_counted(run_loop, register, training, gate):
+    registry = await register()
+    gate.clear()
+    loop, _, _ = await run_loop()
+    await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
+    await registry.delete("test")
+    await wait_until(lambda: training.books().discarded.get("environment_gone") == 4, description="its groups are discarded")
+    assert loop.num_episodes_in_flight == 0
+    assert training.books().is_balanced
+
+
+async def test_environment_registered_later_gets_its_share(run_loop, register, training, records):
+    await run_loop()
+    await register("a", weight=3.0)
+    await wait_until(lambda: training.books().ready == 4, description="it started by itself")
+    assert {record.environment for record in records()} == {"a"}
+
+
+async def test_shares_follow_the_weights(run_loop, register, training, records, ledger):
+    await register("a", weight=3.0)
+    await register("b", weight=1.0)
+    await ledger.configure(async_generation_ratio=1.0, batch_groups=8)
+    await run_loop()
+    await wait_until(lambda: training.books().ready >= 16, description="sixteen groups end")
+    by_environment = Counter({record.group_id: record.environment for record in records()}.values())
+    assert by_environment == {"a": 12, "b": 4}
+
+
+async def test_paused_environment_starts_nothing_until_it_is_resumed(run_loop, register, training):
+    registry = await register(is_paused=True)
+    await run_loop()
+    await registry.patch("test", {"weight": 2.0})
+    assert training.books().started == 0
+    await registry.patch("test", {"is_paused": False})
+    await wait_until(lambda: training.books().ready == 4, description="it started")
+
+
+async def test_nothing_new_starts_while_on_hold(run_loop, register, training, redis_client, keys, gate):
+    await register()
+    gate.clear()
+    loop, _, _ = await run_loop()
+    await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
+    with loop.on_hold():
+        gate.set()
+        await wait_until(lambda: training.books().ready == 4, description="running groups end")
+        training.publish(1, [group_id.decode() for group_id in redis_client.zrange(keys.ready, 0, -1)])
+        assert not await loop._admit_one()
+        assert training.books().started == 4
+    await wait_until(lambda: training.books().started > 4, description="it goes on")
+
+
+async def test_concurrent_episodes_stay_within_the_environments_bound(run_loop, register, gate, started, training):
+    await register(limits=EnvironmentLimits(max_concurrent_episodes=2))
+    gate.clear()
+    loop, _, _ = await run_loop()
+    await wait_until(lambda: len(started) == 2, description="two episodes run")
+    assert training.books().running == 1, "a second group must not take a lease only to wait"
+    gate.set()
+    await wait_until(lambda: training.books().ready == 4, description="all groups end")

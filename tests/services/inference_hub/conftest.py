@@ -1,0 +1,293 @@
+"""A hub served by the real uvicorn over a real Redis, and engines that speak SGLang's HTTP API and fail when told to."""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+import redis.asyncio
+import uvicorn
+from aiohttp import web
+
+from services.inference_hub.application import Application
+from services.inference_hub.hub import Hub, open_hub
+from shared.configuration import Configuration, EnginesSection, InferenceHubSection, RunSection, TrainerSection
+from shared.keys import Keys
+
+
+@dataclass
+class Plan:
+    """How an engine answers one generate call. The default answers it completely."""
+
+    stop_after: int | None = None
+    """Abort with this many tokens."""
+    status: int | None = None
+    """Answer with this status instead."""
+    is_cut: bool = False
+    """Close the connection instead."""
+    is_held: bool = False
+    """Answer only when the request is aborted, with one token."""
+
+
+class FakeEngine:
+    """An engine whose policy counts: each token is the one before plus one, its log-probability minus a thousandth of it.
+
+    Any continuation of a prompt is therefore known, whatever happened on the way.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.version = "0.5.23"
+        self.label = "0"
+        self.is_paused = False
+        self.in_session = False
+        self.plans: deque[Plan] = deque()
+        self.requests: list[dict[str, Any]] = []
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.refusals: dict[str, str] = {}
+        self.hanging: set[str] = set()
+        self.aborted = asyncio.Event()
+        self.received = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._held: dict[str, asyncio.Event] = {}
+
+    def application(self) -> web.Application:
+        application = web.Application(client_max_size=2**24)
+        application.add_routes(
+            [
+                web.post("/generate", self._generate),
+                web.post("/abort_request", self._abort),
+                web.get("/model_info", self._model_info),
+                web.get("/server_info", self._server_info),
+                web.get("/ready", self._ready),
+                web.post("/{path}", self._control),
+            ]
+        )
+        return application
+
+    def called(self, path: str) -> list[dict[str, Any]]:
+        return [payload for name, payload in self.calls if name == path]
+
+    def stop(self) -> None:
+        self._stopping.set()
+        for event in self._held.values():
+            event.set()
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.requests.append(body)
+        plan = self.plans.popleft() if self.plans else Plan()
+        self.received.set()
+        if plan.is_cut:
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
+        if plan.status is not None:
+            return web.json_response({"error": {"message": "as planned"}}, status=plan.status)
+        length = body["sampling_params"]["max_new_tokens"]
+        if plan.is_held:
+            await self._held.setdefault(body["rid"], asyncio.Event()).wait()
+            return web.json_response(self._answer(body, min(1, length), is_aborted=True))
+        if plan.stop_after is not None:
+            return web.json_response(self._answer(body, min(plan.stop_after, length), is_aborted=True))
+        return web.json_response(self._answer(body, length, is_aborted=False))
+
+    def _answer(self, body: dict[str, Any], length: int, *, is_aborted: bool) -> dict[str, Any]:
+        last = body["input_ids"][-1]
+        ids = [last + 1 + i for i in range(length)]
+        reason = {"type": "abort", "message": "Abort in waiting queue"} if is_aborted else {"type": "length", "length": length}
+        meta_info = {"id": body["rid"], "finish_reason": reason, "weight_version": self.label}
+        if ids or not is_aborted:
+            meta_info |= {
+                "prompt_tokens": len(body["input_ids"]),
+                "completion_tokens": length,
+                "cached_tokens": 0,
+                "output_token_logprobs": [[-token / 1000, token, None] for token in ids],
+                "weight_versions": [{"version": self.label, "start": 0, "end": length}],
+            }
+        return {"output_ids": ids, "meta_info": meta_info}
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        rid = (await request.json())["rid"]
+        self.calls.append(("abort_request", {"rid": rid}))
+        self._held.setdefault(rid, asyncio.Event()).set()
+        self.aborted.set()
+        return web.Response()
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.label})
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": self.version, "tp_size": 1, "dp_size": 1})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        return web.Response(status=503 if self.is_paused else 200)
+
+    async def _control(self, request: web.Request) -> web.Response:
+        path, payload = request.match_info["path"], await request.json()
+        self.calls.append((path, payload))
+        self.received.set()
+        if path in self.hanging:
+            await self._stopping.wait()
+        message = self.refusals.get(path) or self._refusal(path)
+        if message is not None:
+            return web.json_response({"success": False, "message": message}, status=400)
+        if path in ("pause_generation", "continue_generation"):
+            self.is_paused = path == "pause_generation"
+        if path in ("begin_weight_update", "end_weight_update"):
+            self.in_session = path == "begin_weight_update"
+        if path == "update_weights_from_distributed" and payload["weight_version"] is not None:
+            self.label = payload["weight_version"]
+        return web.json_response({"success": True, "message": "Success"})
+
+    def _refusal(self, path: str) -> str | None:
+        if path == "begin_weight_update" and self.in_session:
+            return "a weight-update session is already open; call end_weight_update() first"
+        if path in ("update_weights_from_distributed", "end_weight_update") and not self.in_session:
+            return "no weight-update session is open"
+        return None
+
+
+@dataclass
+class Served:
+    """A hub in this process, and a client of it."""
+
+    hub: Hub
+    url: str
+    http: aiohttp.ClientSession
+
+    async def post(self, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
+        async with self.http.post(self.url + path, json=body, **options) as response:
+            return response.status, await response.json()
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.http.get(self.url + path) as response:
+            return response.status, await response.json()
+
+    async def delete(self, path: str) -> tuple[int, Any]:
+        async with self.http.delete(self.url + path) as response:
+            return response.status, await response.json()
+
+    async def generate(self, prompt: list[int], max_new_tokens: int = 8, **options: Any) -> tuple[int, Any]:
+        body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": max_new_tokens}}
+        return await self.post("/generate", body, **options)
+
+    async def wait_until(self, is_true: Callable[[], bool], *, description: str) -> None:
+        try:
+            async with asyncio.timeout(20):
+                while not is_true():  # noqa: ASYNC110 - what is waited for has no event
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            pytest.fail(f"did not happen: {description}")
+
+
+@dataclass
+class Trainer:
+    """The trainer's side of the exchange, without tensors. It listens where the engines would join it."""
+
+    served: Served
+    port: int
+    group_name: str = ""
+    epoch: str = field(default="epoch-1")
+
+    async def form_group(self, epoch: str = "epoch-1") -> tuple[int, Any]:
+        self.epoch = epoch
+        status, group = await self.served.post(
+            "/weight_groups", {"epoch": epoch, "master_address": "127.0.0.1", "master_port": self.port, "backend": "gloo"}
+        )
+        if status == 200:
+            self.group_name = group["group_name"]
+            await self.served.post(f"/weight_groups/{self.group_name}/ready")
+        return status, group
+
+    async def begin(self, version: int, mode: str = "in_place") -> tuple[int, Any]:
+        return await self.served.post("/weight_updates", {"group_name": self.group_name, "version": version, "mode": mode})
+
+    async def load(self, update_id: str, *, is_last: bool) -> tuple[int, Any]:
+        bucket = {"names": ["w"], "dtypes": ["float32"], "shapes": [[2]], "load_format": None, "is_last": is_last}
+        return await self.served.post(f"/weight_updates/{update_id}/buckets", bucket)
+
+    async def push(self, version: int, mode: str = "in_place") -> tuple[int, Any]:
+        status, begun = await self.begin(version, mode)
+        assert status == 200, begun
+        for is_last in (False, True):
+            status, loaded = await self.load(begun["update_id"], is_last=is_last)
+            assert status == 200, loaded
+        return await self.served.post(f"/weight_updates/{begun['update_id']}/commit")
+
+
+@pytest.fixture
+async def start_engine() -> AsyncIterator[Callable[..., Awaitable[FakeEngine]]]:
+    """Starts engines on ports of the system's choice, or on the port of one that was stopped."""
+    runners: list[tuple[FakeEngine, web.AppRunner]] = []
+
+    async def start(engine: FakeEngine | None = None, port: int = 0) -> FakeEngine:
+        engine = engine or FakeEngine()
+        runner = web.AppRunner(engine.application(), shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
+        await site.start()
+        engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        runners.append((engine, runner))
+        return engine
+
+    async def kill(engine: FakeEngine) -> None:
+        for known, runner in list(runners):
+            if known is engine:
+                engine.stop()
+                await runner.cleanup()
+                runners.remove((known, runner))
+
+    start.kill = kill  # type: ignore[attr-defined]
+    yield start
+    for engine, _ in runners:
+        await kill(engine)
+
+
+@pytest.fixture
+def serve_hub(redis_url: str, keys: Keys) -> Callable[..., Any]:
+    """A context manager that serves a hub of the test's run; entering it again is a restart."""
+
+    @asynccontextmanager
+    async def serve(*urls: str, **section: Any) -> AsyncIterator[Served]:
+        settings = {"probe_interval_s": 0.05, "generate_timeout_s": 30.0, "weight_update_timeout_s": 20.0} | section
+        configuration = Configuration(
+            run=RunSection(id=keys.run_id, directory="unused", model_path="unused"),
+            engines=EnginesSection(urls=urls),
+            inference_hub=InferenceHubSection(**settings),
+            trainer=TrainerSection(num_updates=1),
+        )
+        listener = socket.create_server(("127.0.0.1", 0))
+        async with redis.asyncio.Redis.from_url(redis_url) as store, open_hub(configuration, store) as hub:
+            server = uvicorn.Server(uvicorn.Config(Application(hub), lifespan="off", log_config=None, timeout_graceful_shutdown=1))
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            async with aiohttp.ClientSession() as http:
+                yield Served(hub, f"http://127.0.0.1:{listener.getsockname()[1]}", http)
+            server.should_exit = True
+            await serving
+
+    return serve
+
+
+@pytest.fixture
+async def listening_port() -> AsyncIterator[int]:
+    """A port where something accepts connections, as a trainer's rank 0 would."""
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.fixture
+def make_trainer(listening_port: int) -> Callable[[Served], Trainer]:
+    return lambda served: Trainer(served, listening_port)
+
+
+@pytest.fixture
+def plan() -> type[Plan]:
+    return Plan

@@ -1,0 +1,83 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.inference_hub.answer import head_of, join, trustworthy_part, version_of
+
+
+def answer(ids: list[int], version: str = "3", **meta: Any) -> dict[str, Any]:
+    spans = [{"version": version, "start": 0, "end": len(ids)}]
+    logprobs = [[-id_ / 10, id_, None] for id_ in ids]
+    return {
+        "text": "x" * len(ids),
+        "output_ids": ids,
+        "meta_info": {"output_token_logprobs": logprobs, "weight_versions": spans, "completion_tokens": len(ids)} | meta,
+    }
+
+
+def test_joined_answers_have_all_tokens_logprobs_and_versions_in_order():
+    parts = [
+        answer([7, 8], "3", cached_tokens=5, e2e_latency=1.0),
+        answer([9], "3", e2e_latency=0.5),
+        answer([10, 11], "4", e2e_latency=2.0),
+    ]
+    joined = join(parts, prompt_tokens=6, finish_reason={"type": "stop", "matched": 11})
+    meta = joined["meta_info"]
+    assert joined["output_ids"] == [7, 8, 9, 10, 11]
+    assert [entry[1] for entry in meta["output_token_logprobs"]] == joined["output_ids"]
+    assert [entry[0] for entry in meta["output_token_logprobs"]] == [-0.7, -0.8, -0.9, -1.0, -1.1]
+    assert meta["weight_versions"] == [{"version": "3", "start": 0, "end": 3}, {"version": "4", "start": 3, "end": 5}]
+    assert (meta["prompt_tokens"], meta["completion_tokens"], meta["e2e_latency"]) == (6, 5, 3.5)
+    assert joined["text"] == "xxxxx"
+    assert meta["finish_reason"] == {"type": "stop", "matched": 11}
+
+
+def test_prompt_facts_come_from_the_first_attempt():
+    parts = [
+        answer([7], cached_tokens=0, input_token_logprobs=[[None, 1, None]]),
+        answer([8], cached_tokens=9, input_token_logprobs=[]),
+    ]
+    meta = join(parts, prompt_tokens=1, finish_reason={"type": "stop"})["meta_info"]
+    assert meta["cached_tokens"] == 0
+    assert meta["input_token_logprobs"] == [[None, 1, None]]
+
+
+def test_top_logprobs_are_joined_if_every_part_has_them():
+    parts = [answer([7], output_top_logprobs=[["a"]]), answer([8, 9], output_top_logprobs=[["b"], ["c"]])]
+    assert join(parts, prompt_tokens=1, finish_reason={"type": "stop"})["meta_info"]["output_top_logprobs"] == [["a"], ["b"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({}, 3),
+        ({"output_token_logprobs": [[-0.7, 7, None]]}, 1),
+        ({"weight_versions": [{"version": "3", "start": 0, "end": 2}]}, 2),
+        ({"weight_versions": []}, 0),
+        ({"output_token_logprobs": []}, 0),
+        ({"weight_versions": [{"version": "mystery", "start": 0, "end": 3}]}, 0),
+    ],
+)
+def test_only_tokens_with_a_logprob_and_a_version_are_kept(change: dict[str, Any], kept: int):
+    part = trustworthy_part(answer([7, 8, 9]) | {"meta_info": answer([7, 8, 9])["meta_info"] | change})
+    assert (len(part["output_ids"]) if part else 0) == kept
+    if part:
+        assert len(part["meta_info"]["output_token_logprobs"]) == kept
+        assert part["meta_info"]["weight_versions"][-1]["end"] == kept
+
+
+def test_a_request_aborted_in_the_queue_has_nothing_to_keep():
+    assert trustworthy_part({"output_ids": [], "meta_info": {"finish_reason": {"type": "abort"}}}) is None
+
+
+@pytest.mark.parametrize(("label", "version"), [("default", 0), ("0", 0), ("17", 17), ("v2", None), ("-1", None), ("", None)])
+def test_version_of_a_label(label: str, version: int | None):
+    assert version_of(label) == version
+
+
+def test_an_aborted_answer_is_partial():
+    assert head_of(b'{"meta_info": {"finish_reason": {"type": "abort", "message": "m"}}}').is_partial
+    assert not head_of(b'{"meta_info": {"finish_reason": {"type": "stop", "matched": 2}}}').is_partial
+    with pytest.raises(msgspec.DecodeError):
+        head_of(b"<html>")

@@ -1,0 +1,64 @@
+"""A tiny policy and one rank, for tests of the trainer."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from tests.trainer.records import VOCABULARY
+from trainer.model import start_ranks
+
+
+def make_model(seed: int = 0) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_factory() -> Callable[[int], Qwen3ForCausalLM]:
+    return make_model
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny-model")
+    make_model().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def one_rank() -> Iterator[None]:
+    """This process as the only rank."""
+    start_ranks(timeout=timedelta(seconds=60))
+    yield
+    torch.distributed.destroy_process_group()
+    del os.environ["LOCAL_RANK"]
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that was free a moment ago, for programs that cannot choose one themselves."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

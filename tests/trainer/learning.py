@@ -1,0 +1,83 @@
+"""One update of a small fixed batch with its gradient caught before the step; also the script that two ranks run."""
+
+import json
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from deepspeed.utils import safe_get_full_grad
+
+from shared.configuration import TrainerSection
+from shared.trajectory import Trajectory
+from tests.trainer.records import trajectory
+from trainer import ranks
+from trainer.batching import BatchPlan, PlannedSequence, plan_shares
+from trainer.learner import Learned, Learner
+from trainer.model import build_engine, load_policy, start_ranks
+
+ADVANTAGES = (1.0, -0.7, 0.4, -1.3, 0.9, 0.0, -0.2)
+
+
+def batch() -> dict[str, Trajectory]:
+    """Seven episodes of different lengths and temperatures, by entry id."""
+    generator = np.random.default_rng(7)
+    rows = {}
+    for index in range(len(ADVANTAGES)):
+        mask = [0, 0, *generator.integers(0, 2, 3 + 4 * index).tolist(), 1]
+        logprobs = np.where(np.array(mask) == 1, -4.6 + generator.normal(0, 0.3, len(mask)), 0)
+        rows[f"e{index}"] = trajectory(
+            mask, group_id="g", sample_index=index, group_size=len(ADVANTAGES), temperature=1 + 0.25 * (index % 3), logprobs=logprobs
+        )
+    return rows
+
+
+def plan(rows: Mapping[str, Trajectory], *, num_ranks: int, max_tokens: int, version: int = 0) -> BatchPlan:
+    sequences = [
+        PlannedSequence(entry, row.num_tokens, advantage) for (entry, row), advantage in zip(rows.items(), ADVANTAGES, strict=True)
+    ]
+    return BatchPlan(
+        version=version,
+        num_sequences=len(sequences),
+        num_sampled_tokens=sum(row.num_sampled_tokens for row in rows.values()),
+        shares=plan_shares(sequences, num_ranks=num_ranks, max_tokens=max_tokens),
+    )
+
+
+def section(**settings: Any) -> TrainerSection:
+    return msgspec.convert({"num_updates": 1, "dtype": "float32", "max_logprob_mismatch": 100.0, **settings}, TrainerSection)
+
+
+def learn(model_path: Path, trainer: TrainerSection, *, max_tokens: int) -> tuple[Learned, dict[str, torch.Tensor], Learner]:
+    """The update, and the gradient by parameter name that its last step applied."""
+    learner = Learner(build_engine(load_policy(model_path, trainer), trainer), trainer, seed=0)
+    gradients: dict[str, torch.Tensor] = {}
+    step = learner.engine.step
+
+    def catch_gradients_and_step() -> None:
+        for name, parameter in learner.policy.causal_lm.named_parameters():
+            gradients[name] = safe_get_full_grad(parameter).clone()
+        step()
+
+    learner.engine.step = catch_gradients_and_step
+    rows = batch()
+    learned = learner.learn(plan(rows, num_ranks=ranks.count(), max_tokens=max_tokens), rows)
+    return learned, gradients, learner
+
+
+def main(arguments: list[str]) -> None:
+    model_path, settings, max_tokens, output = arguments[:4]
+    torch.set_num_threads(1)
+    start_ranks(timeout=timedelta(seconds=100))
+    learned, gradients, _ = learn(Path(model_path), section(**json.loads(settings)), max_tokens=int(max_tokens))
+    if ranks.rank() == 0:
+        torch.save({"loss": learned.measures.loss, "grad_norm": learned.grad_norm, "gradients": gradients}, output)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main([argument for argument in sys.argv[1:] if not argument.startswith("--local_rank")])

@@ -1,0 +1,109 @@
+"""Which groups train: properties over any delivery order, and the edges by example."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.records import episode
+from trainer.assembly import GroupAssembler, select
+
+GROUP_SIZE = 3
+
+
+@st.composite
+def deliveries(draw):
+    """Episodes of some groups in any order, some twice, some missing; and the ledger's ready groups, oldest first."""
+    num_groups = draw(st.integers(1, 8))
+    episodes = []
+    for group in range(num_groups):
+        for index in range(draw(st.integers(1, GROUP_SIZE))):
+            version = draw(st.integers(0, 6))
+            trainable = draw(st.booleans())
+            episodes.append(
+                episode(
+                    f"g{group}", index, group_size=GROUP_SIZE, oldest_version=version if trainable else None, is_trainable=trainable
+                )
+            )
+    repeated = draw(st.lists(st.sampled_from(episodes), max_size=5))
+    complete = [f"g{group}" for group in range(num_groups) if sum(e.group_id == f"g{group}" for e in episodes) == GROUP_SIZE]
+    return draw(st.permutations(episodes + repeated)), draw(st.permutations(complete))
+
+
+def assembled(episodes):
+    assembler = GroupAssembler()
+    for item in episodes:
+        assembler.add(item)
+    return assembler.groups()
+
+
+def choose(episodes, ready, *, version=5, ratio=1.0, batch_groups=2):
+    return select(assembled(episodes), ready, version=version, async_generation_ratio=ratio, batch_groups=batch_groups)
+
+
+@given(deliveries(), st.integers(0, 8), st.sampled_from([0.0, 1.0, 1.5, 4.0]), st.integers(1, 4))
+def test_no_trained_token_is_older_than_the_ratio_allows(case, version, ratio, batch_groups):
+    episodes, ready = case
+    for group in choose(episodes, ready, version=version, ratio=ratio, batch_groups=batch_groups).batch:
+        for item in group.trainable:
+            assert version - item.oldest_version <= ratio
+
+
+@given(deliveries(), st.integers(0, 8), st.integers(1, 4))
+def test_a_batch_is_the_oldest_usable_groups_in_start_order(case, version, batch_groups):
+    episodes, ready = case
+    selection = choose(episodes, ready, version=version, batch_groups=batch_groups)
+    given_up = {*selection.stale, *selection.failed}
+    usable = [group_id for group_id in ready if group_id not in given_up]
+    if selection.batch:
+        assert [group.group_id for group in selection.batch] == usable[:batch_groups]
+    else:
+        assert len(usable) < batch_groups
+
+
+@given(deliveries(), st.integers(0, 8))
+def test_a_group_is_never_mixed_with_another_nor_trained_in_part(case, version):
+    episodes, ready = case
+    for group in choose(episodes, ready, version=version, batch_groups=1).batch:
+        assert len(group.episodes) == GROUP_SIZE
+        assert {item.group_id for item in group.episodes} == {group.group_id}
+        assert [item.sample_index for item in group.episodes] == list(range(GROUP_SIZE))
+
+
+@given(deliveries(), st.integers(0, 8))
+def test_redelivery_changes_nothing(case, version):
+    episodes, ready = case
+    assert choose(episodes, ready, version=version) == choose(list(episodes) * 2, ready, version=version)
+
+
+def test_a_ready_group_that_has_not_arrived_in_full_holds_back_younger_ones():
+    episodes = [episode("old", 0), episode("young", 0), episode("young", 1)]
+    assert choose(episodes, ["old", "young"], version=0, batch_groups=1).batch == ()
+
+
+def test_an_incomplete_group_that_is_already_too_old_is_given_up():
+    assert choose([episode("slow", 0, oldest_version=0)], [], version=2, ratio=1.0).stale == ("slow",)
+
+
+def test_a_group_with_one_episode_to_learn_from_has_failed():
+    episodes = [episode("g", 0), episode("g", 1, is_trainable=False, oldest_version=None)]
+    selection = choose(episodes, ["g"], version=0, batch_groups=1)
+    assert selection.failed == ("g",)
+    assert selection.batch == ()
+
+
+def test_age_of_an_episode_that_does_not_train_does_not_count():
+    episodes = [episode("g", 0, group_size=3, oldest_version=5), episode("g", 1, group_size=3, oldest_version=5)]
+    episodes.append(episode("g", 2, group_size=3, oldest_version=0, is_trainable=False))
+    assert len(choose(episodes, ["g"], version=5, ratio=0.0, batch_groups=1).batch) == 1
+
+
+def test_tokens_of_a_lineage_that_was_cut_off_are_not_stale():
+    episodes = [episode("g", 0, oldest_version=9), episode("g", 1, oldest_version=9)]
+    assert len(choose(episodes, ["g"], version=5, ratio=0.0, batch_groups=1).batch) == 1
+
+
+def test_groups_that_ended_elsewhere_are_forgotten():
+    assembler = GroupAssembler()
+    assembler.add(episode("gone", 0))
+    assembler.add(episode("here", 0))
+    assembler.retain({"here"})
+    assert set(assembler.groups()) == {"here"}

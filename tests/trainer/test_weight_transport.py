@@ -1,0 +1,129 @@
+"""Weights through a real gloo group to other processes that join as engines do."""
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+import torch
+
+from shared.errors import WeightUpdateError
+from trainer.weight_transport import WeightGroup, flatten, listen
+
+TIMEOUT = timedelta(seconds=60)
+
+
+def weights():
+    generator = torch.Generator().manual_seed(5)
+    return [(f"layers.{index}.weight", torch.randn(3 + index, 5, generator=generator)) for index in range(6)]
+
+
+def describe(buckets):
+    return buckets and [{"names": bucket.names, "dtypes": bucket.dtypes, "shapes": bucket.shapes} for bucket in buckets]
+
+
+def buckets_of(dtype, bucket_bytes=120):
+    return flatten(weights(), dtype=dtype, bucket_bytes=bucket_bytes, device=torch.device("cpu"))
+
+
+@pytest.fixture
+def engines(repository):
+    """Starts peers of a group, and ends those that still run."""
+    processes = []
+
+    def start(store, name, count, buckets, folder):
+        outputs = [folder / f"received-{rank}.pt" for rank in range(1, count + 1)]
+        for rank, output in enumerate(outputs, start=1):
+            script = repository / "tests" / "trainer" / "engine_peer.py"
+            arguments = ["127.0.0.1", str(store.port), str(rank), str(count + 1), name, json.dumps(describe(buckets)), str(output)]
+            processes.append(subprocess.Popen([sys.executable, str(script), *arguments], stdin=subprocess.PIPE))
+        return outputs
+
+    start.processes = processes
+    yield start
+    for process in processes:
+        process.stdin.close()
+        process.kill()
+        process.wait()
+
+
+def test_buckets_keep_order_and_stay_under_their_size():
+    buckets = buckets_of(torch.float32)
+    assert [name for bucket in buckets for name in bucket.names] == [name for name, _ in weights()]
+    assert all(len(bucket.data) <= 120 or len(bucket.names) == 1 for bucket in buckets)
+    assert len(buckets) > 1
+
+
+def test_flattened_bytes_are_the_tensors_one_after_the_other():
+    first, second = torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])
+    (bucket,) = flatten([("a", first), ("b", second)], dtype=torch.bfloat16, bucket_bytes=100, device=torch.device("cpu"))
+    assert bucket.names == ("a", "b")
+    assert bucket.dtypes == ("bfloat16", "bfloat16")
+    assert bucket.shapes == ((1, 2), (1,))
+    assert torch.equal(bucket.data.view(torch.bfloat16), torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16))
+
+
+def test_later_changes_of_a_weight_do_not_reach_its_bucket():
+    weight = torch.ones(4)
+    (bucket,) = flatten([("a", weight)], dtype=torch.float32, bucket_bytes=100, device=torch.device("cpu"))
+    weight.zero_()
+    assert torch.equal(bucket.data.view(torch.float32), torch.ones(4))
+
+
+def test_two_engines_receive_every_tensor_bit_for_bit(one_rank, engines, tmp_path):
+    store = listen("127.0.0.1", timeout=TIMEOUT)
+    buckets = buckets_of(torch.float32)
+    outputs = engines(store, "group-of-two", 2, buckets, tmp_path)
+    group = WeightGroup(store, name="group-of-two", world_size=3, backend="gloo", timeout=TIMEOUT)
+    for bucket in buckets:
+        group.broadcast(bucket.data, timeout_s=60, is_hopeless=lambda: False)
+    for process in engines.processes:
+        assert process.wait(60) == 0
+    group.close()
+    for output in outputs:
+        received = torch.load(output)
+        assert all(torch.equal(received[name], weight) for name, weight in weights())
+
+
+def test_an_engine_that_dies_fails_the_broadcast_and_a_new_group_serves(one_rank, engines, tmp_path):
+    store = listen("127.0.0.1", timeout=TIMEOUT)
+    engines(store, "doomed", 1, [], tmp_path)
+    group = WeightGroup(store, name="doomed", world_size=2, backend="gloo", timeout=TIMEOUT)
+    engines.processes[0].wait(60)
+    with pytest.raises(WeightUpdateError, match="doomed"):
+        for bucket in buckets_of(torch.float32) * 50:
+            group.broadcast(bucket.data, timeout_s=60, is_hopeless=lambda: False)
+    group.close()
+
+    store = listen("127.0.0.1", timeout=TIMEOUT)
+    (bucket,) = buckets_of(torch.float32, bucket_bytes=10_000)
+    (output,) = engines(store, "successor", 1, [bucket], tmp_path)
+    group = WeightGroup(store, name="successor", world_size=2, backend="gloo", timeout=TIMEOUT)
+    group.broadcast(bucket.data, timeout_s=60, is_hopeless=lambda: False)
+    assert engines.processes[1].wait(60) == 0
+    group.close()
+    assert set(torch.load(output)) == {name for name, _ in weights()}
+
+
+def test_engines_that_never_come_are_a_sentence(one_rank):
+    store = listen("127.0.0.1", timeout=timedelta(seconds=1))
+    with pytest.raises(WeightUpdateError, match="the 1 engine ranks did not all join"):
+        WeightGroup(store, name="lonely", world_size=2, backend="gloo", timeout=timedelta(seconds=1))
+
+
+@pytest.mark.parametrize("ends_by", ["its deadline", "the hub's word that the engine failed"])
+def test_an_engine_that_hangs_does_not_hang_the_trainer(one_rank, engines, tmp_path, ends_by):
+    name = f"hanging-{len(ends_by)}"
+    store = listen("127.0.0.1", timeout=TIMEOUT)
+    engines(store, name, 1, None, tmp_path)
+    group = WeightGroup(store, name=name, world_size=2, backend="gloo", timeout=TIMEOUT)
+    too_much_to_buffer = torch.zeros(2**26, dtype=torch.uint8)
+    with pytest.raises(WeightUpdateError, match="did not end"):
+        group.broadcast(
+            too_much_to_buffer,
+            timeout_s=1 if ends_by == "its deadline" else 60,
+            is_hopeless=lambda: ends_by != "its deadline",
+        )
+    group.close()
+    assert engines.processes[0].poll() is None

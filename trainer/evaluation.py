@@ -1,0 +1,112 @@
+"""Held-out tasks: asked of the agents between two updates, so that they run on exactly the weights just pushed. Rank 0 only."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from shared.configuration import EvaluationSection
+from trainer.stopping import StopInterrupt, StopSignal
+from trainer.tracking import JsonLines, Tracker
+
+NUM_TRANSCRIPTS = 3
+CONNECT_ATTEMPTS = 30
+RETRY_S = 1.0
+
+
+class Transcript(msgspec.Struct, frozen=True):
+    environment: str
+    task_id: str
+    reward: float
+    outcome: str
+    text: str
+
+
+class EvaluationReply(msgspec.Struct, frozen=True):
+    """Results by environment: episodes, mean_reward, success_rate, outcomes."""
+
+    version: int
+    results: dict[str, dict[str, Any]]
+    transcripts: tuple[Transcript, ...] = ()
+
+
+class Evaluations:
+    """Runs those that are due, and leaves evaluations.jsonl and transcripts/ in the run directory.
+
+    An evaluation that fails is reported and left out: agents that are away are no reason to lose a training run.
+    """
+
+    def __init__(
+        self, settings: EvaluationSection, *, agents: str, directory: Path, num_updates: int, timeout_s: float, tracker: Tracker
+    ) -> None:
+        """Args: agents: address of the agents. timeout_s: longest wait for one evaluation."""
+        self._settings = settings
+        self._agents = agents
+        self._directory = directory
+        self._num_updates = num_updates
+        self._tracker = tracker
+        self._lines = JsonLines(directory / "evaluations.jsonl")
+        self._client = httpx.Client(base_url=agents, timeout=httpx.Timeout(timeout_s, connect=10.0), trust_env=False)
+        self._done: set[int] = set()
+
+    def resume(self, version: int) -> None:
+        """Those up to `version` need not be repeated; later ones belong to a lineage that was cut off."""
+        self._done = {line["version"] for line in self._lines.read() if line["version"] <= version}
+
+    def close(self) -> None:
+        self._client.close()
+
+    def run_if_due(self, version: int, stop: StopSignal) -> None:
+        """Evaluates the weights in force, `version`, unless it is not its turn or training is asked to stop."""
+        if not self._is_due(version):
+            return
+        try:
+            with stop.interrupting():
+                sampled = self._evaluate(version, greedy=False, transcripts=NUM_TRANSCRIPTS)
+                self._write_transcripts(version, sampled.transcripts)
+                if self._settings.greedy:
+                    self._evaluate(version, greedy=True, transcripts=0)
+        except StopInterrupt:
+            self._tracker.note(f"evaluation of version {version} cut short")
+        except (httpx.HTTPError, msgspec.DecodeError) as error:
+            self._tracker.note(f"evaluation of version {version} left out: the agents at {self._agents} answered {error!r}")
+        self._done.add(version)
+
+    def _is_due(self, version: int) -> bool:
+        is_turn = version % self._settings.every_updates == 0 or version == self._num_updates
+        return self._settings.num_episodes > 0 and is_turn and version not in self._done
+
+    def _evaluate(self, version: int, *, greedy: bool, transcripts: int) -> EvaluationReply:
+        body = {
+            "num_episodes": self._settings.num_episodes,
+            "greedy": greedy,
+            "environments": None,
+            "transcripts": transcripts,
+        }
+        reply = msgspec.json.decode(self._post(body), type=EvaluationReply)
+        self._lines.append({"version": reply.version, "greedy": greedy, "results": reply.results, "time": time.time()})
+        for environment, result in reply.results.items():
+            self._tracker.note(
+                f"evaluation of version {version}, {environment}, {'greedy' if greedy else 'sampled'}: "
+                f"success {result['success_rate']:.3f}, reward {result['mean_reward']:.3f}, {result['episodes']} episodes"
+            )
+        return reply
+
+    def _post(self, body: dict[str, Any]) -> bytes:
+        for _ in range(CONNECT_ATTEMPTS - 1):
+            try:
+                return self._client.post("/evaluations", json=body).raise_for_status().content
+            except httpx.ConnectError:
+                time.sleep(RETRY_S)
+        return self._client.post("/evaluations", json=body).raise_for_status().content
+
+    def _write_transcripts(self, version: int, transcripts: tuple[Transcript, ...]) -> None:
+        folder = self._directory / "transcripts"
+        folder.mkdir(exist_ok=True)
+        parts = [
+            f"{item.environment} · task {item.task_id} · reward {item.reward:g} · {item.outcome}\n\n{item.text}\n"
+            for item in transcripts
+        ]
+        (folder / f"v{version:05d}.txt").write_text("\n\n".join(parts))

@@ -1,0 +1,113 @@
+"""The inference hub's control plane, as the trainer calls it: weight groups and weight updates."""
+
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from shared.errors import EngineError, WeightUpdateError
+from trainer.weight_transport import Bucket
+
+T = TypeVar("T")
+
+
+class GroupStaleError(WeightUpdateError):
+    """The weight group does not have exactly the live engines; a new one has to be formed."""
+
+
+class NoEngineError(WeightUpdateError):
+    """No live engine is there to take weights."""
+
+
+class EngineAddress(msgspec.Struct, frozen=True):
+    url: str
+
+
+class WeightGroupReply(msgspec.Struct, frozen=True):
+    group_name: str
+    world_size: int
+    engines: tuple[EngineAddress, ...]
+
+
+class WeightUpdateReply(msgspec.Struct, frozen=True):
+    update_id: str
+
+
+class CommitReply(msgspec.Struct, frozen=True):
+    """Seconds. `pause_s` is the wall time without generation; the others lie within it."""
+
+    version: int
+    pause_s: float
+    pause_call_s: float
+    load_s: float
+    resume_s: float
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    detail: str
+    code: str | None = None
+
+
+ERROR_BY_CODE: dict[str | None, type[WeightUpdateError]] = {"group_stale": GroupStaleError, "no_engine": NoEngineError}
+
+
+class HubClient:
+    """Raises: EngineError if the hub cannot be reached, WeightUpdateError with the hub's sentence if it refuses."""
+
+    def __init__(self, address: str, *, timeout_s: float) -> None:
+        self._address = address
+        self._client = httpx.Client(base_url=address, timeout=httpx.Timeout(timeout_s, connect=10.0), trust_env=False)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def engines(self) -> list[EngineAddress]:
+        return self._call("GET", "/engines", list[EngineAddress])
+
+    def form_group(self, *, epoch: str, master_address: str, master_port: int, backend: str) -> WeightGroupReply:
+        body = {"epoch": epoch, "master_address": master_address, "master_port": master_port, "backend": backend}
+        return self._call("POST", "/weight_groups", WeightGroupReply, body)
+
+    def wait_group_ready(self, group_name: str) -> None:
+        self._call("POST", f"/weight_groups/{group_name}/ready", dict)
+
+    def begin_update(self, *, group_name: str, version: int, mode: str) -> str:
+        body = {"group_name": group_name, "version": version, "mode": mode}
+        return self._call("POST", "/weight_updates", WeightUpdateReply, body).update_id
+
+    def load_bucket(self, update_id: str, bucket: Bucket, *, is_last: bool) -> None:
+        """Returns when every engine has loaded the bucket, which is broadcast meanwhile."""
+        body = {
+            "names": bucket.names,
+            "dtypes": bucket.dtypes,
+            "shapes": bucket.shapes,
+            "load_format": "flattened_bucket",
+            "is_last": is_last,
+        }
+        self._call("POST", f"/weight_updates/{update_id}/buckets", dict, body)
+
+    def commit(self, update_id: str) -> CommitReply:
+        return self._call("POST", f"/weight_updates/{update_id}/commit", CommitReply)
+
+    def abandon(self, update_id: str) -> None:
+        self._call("DELETE", f"/weight_updates/{update_id}", dict)
+
+    def _call(self, method: str, path: str, reply_type: type[T], body: dict[str, Any] | None = None) -> T:
+        try:
+            response = self._client.request(method, path, json=body)
+        except httpx.TransportError as error:
+            raise EngineError(f"the inference hub at {self._address} must answer {method} {path}, got {_words(error)}") from error
+        try:
+            if response.is_success:
+                return msgspec.json.decode(response.content, type=reply_type)
+            refusal = msgspec.json.decode(response.content, type=Refusal)
+        except msgspec.DecodeError as error:
+            raise WeightUpdateError(
+                f"the inference hub at {self._address} answered {method} {path} with status {response.status_code} and "
+                f"{response.text[:200]!r}"
+            ) from error
+        raise ERROR_BY_CODE.get(refusal.code, WeightUpdateError)(refusal.detail)
+
+
+def _words(error: httpx.TransportError) -> str:
+    return f"{type(error).__name__}{f': {error}' if str(error) else ''}"

@@ -1,0 +1,192 @@
+"""What rank 0 does besides training: batches from the stream, weights to the engines, books, files. No other rank has a Lead."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shared import versions
+from shared.configuration import Configuration
+from shared.errors import LedgerError
+from shared.ledger import TrainingLedger
+from trainer.advantages import ADVANTAGE_ESTIMATORS
+from trainer.assembly import Episode, Group
+from trainer.batching import BatchPlan, PlannedSequence, plan_shares
+from trainer.evaluation import Evaluations
+from trainer.learner import Learned
+from trainer.model import Policy
+from trainer.rollouts import RolloutReader
+from trainer.stopping import StopSignal
+from trainer.tracking import JsonLines, Tracker, UpdateMetrics
+from trainer.weight_push import PushTimes, WeightPusher
+
+SUCCESS_REWARD = 1.0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The groups of one update, planned, and the seconds it took to get them."""
+
+    groups: tuple[Group, ...]
+    plan: BatchPlan
+    wait_s: float
+    plan_s: float
+
+    @property
+    def episodes(self) -> tuple[Episode, ...]:
+        return tuple(episode for group in self.groups for episode in group.trainable)
+
+    @property
+    def group_ids(self) -> tuple[str, ...]:
+        return tuple(group.group_id for group in self.groups)
+
+    @property
+    def lags(self) -> list[int]:
+        """Of every episode."""
+        oldest = [episode.oldest_version for episode in self.episodes if episode.oldest_version is not None]
+        return [versions.lag(self.plan.version, version) for version in oldest]
+
+
+class Lead:
+    """Rank 0's errands, in the order in which one update needs them."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        reader: RolloutReader,
+        ledger: TrainingLedger,
+        pusher: WeightPusher,
+        evaluations: Evaluations,
+        tracker: Tracker,
+        stop: StopSignal,
+    ) -> None:
+        self._configuration = configuration
+        self._reader = reader
+        self._ledger = ledger
+        self._pusher = pusher
+        self._evaluations = evaluations
+        self._tracker = tracker
+        self._stop = stop
+        directory = Path(configuration.run.directory)
+        self._metrics = JsonLines(directory / "metrics.jsonl")
+        self._lineage = JsonLines(directory / "lineage.jsonl")
+
+    def restore(self, version: int) -> None:
+        """Continues the books at `version`: groups trained after it are ready again."""
+        self._ledger.create_consumer_group()
+        num_again = self._ledger.restore(version)
+        self._evaluations.resume(version)
+        if num_again:
+            self._tracker.note(f"resuming at version {version}; {num_again} groups trained after it are trained again")
+
+    def next_batch(self, version: int, num_ranks: int) -> Batch | None:
+        """The batch of the update of `version`; None once stopped."""
+        started = time.perf_counter()
+        groups = self._reader.next_batch(
+            version,
+            progress=lambda ready, needed: self._tracker.waiting(version, ready, needed),
+            is_stopped=lambda: self._stop.is_set,
+        )
+        if groups is None:
+            return None
+        waited = time.perf_counter()
+        self._tracker.training(version)
+        plan = plan_batch(groups, version, self._configuration, num_ranks)
+        return Batch(groups, plan, wait_s=waited - started, plan_s=time.perf_counter() - waited)
+
+    def push(self, policy: Policy, version: int) -> PushTimes:
+        """Puts the policy's weights in force on the engines as `version`."""
+        return self._pusher.push(policy.named_weights(), version)
+
+    def publish(self, batch: Batch, version: int) -> None:
+        """Moves the books to `version`. Its lineage is on disk first: a version in the books always has a line."""
+        self._lineage.append(
+            {
+                "version": version,
+                "group_ids": batch.group_ids,
+                "trajectory_ids": [episode.trajectory_id for episode in batch.episodes],
+                "lag_max": max(batch.lags, default=0),
+            }
+        )
+        try:
+            self._ledger.publish(version, batch.group_ids)
+        except LedgerError:
+            # The command was repeated because the reply to the first one was lost with its connection.
+            if self._ledger.books().version != version:
+                raise
+
+    def acknowledge(self, version: int) -> None:
+        """A checkpoint of `version` is on disk."""
+        self._ledger.acknowledge(version)
+
+    def log(self, batch: Batch, learned: Learned, pushed: PushTimes, *, fetch_s: float, train_s: float) -> None:
+        metrics = update_metrics(batch, learned, pushed, fetch_s=fetch_s, train_s=train_s)
+        self._metrics.append(metrics)
+        self._tracker.update(metrics)
+
+    def evaluate_if_due(self, version: int) -> None:
+        self._evaluations.run_if_due(version, self._stop)
+
+    def note(self, text: str) -> None:
+        self._tracker.note(text)
+
+    def close(self) -> None:
+        self._evaluations.close()
+        self._pusher.close()
+
+
+def plan_batch(groups: Sequence[Group], version: int, configuration: Configuration, num_ranks: int) -> BatchPlan:
+    """Advantages within each group, then every trainable episode into a micro-batch of a rank."""
+    trainer = configuration.trainer
+    estimate = ADVANTAGE_ESTIMATORS[trainer.adv_estimator]
+    sequences: list[PlannedSequence] = []
+    for group in groups:
+        rewards_G = np.array([episode.reward for episode in group.trainable])
+        advantages_G = estimate(rewards_G, scale_by_std=trainer.scale_by_std)
+        sequences += [
+            PlannedSequence(episode.entry_id, episode.num_tokens, float(advantage))
+            for episode, advantage in zip(group.trainable, advantages_G, strict=True)
+        ]
+    return BatchPlan(
+        version=version,
+        num_sequences=len(sequences),
+        num_sampled_tokens=sum(episode.num_sampled_tokens for group in groups for episode in group.trainable),
+        shares=plan_shares(sequences, num_ranks=num_ranks, max_tokens=trainer.ppo_max_token_len_per_gpu),
+    )
+
+
+def update_metrics(batch: Batch, learned: Learned, pushed: PushTimes, *, fetch_s: float, train_s: float) -> UpdateMetrics:
+    """One update in numbers. Args: fetch_s, train_s: seconds of rank 0."""
+    episodes, lags, measures = batch.episodes, batch.lags, learned.measures
+    return UpdateMetrics(
+        update=batch.plan.version + 1,
+        version=batch.plan.version + 1,
+        time=time.time(),
+        reward_mean=sum(episode.reward for episode in episodes) / len(episodes),
+        success_rate=sum(episode.reward >= SUCCESS_REWARD for episode in episodes) / len(episodes),
+        lag_max=max(lags, default=0),
+        lag_mean=sum(lags) / max(1, len(lags)),
+        wait_prev_gen_s=batch.wait_s,
+        assemble_s=batch.plan_s + fetch_s,
+        train_s=train_s,
+        weight_sync_s=pushed.total_s,
+        weight_gather_s=pushed.gather_s,
+        weight_pause_s=pushed.pause_s,
+        weight_load_s=pushed.load_s,
+        loss=measures.loss,
+        clip_fraction=measures.clip_fraction,
+        grad_norm=learned.grad_norm,
+        mean_ratio=measures.mean_ratio,
+        effective_sample_size=measures.effective_sample_size,
+        kl_behaviour=measures.kl_behaviour,
+        logprob_mismatch_max=measures.logprob_mismatch_max,
+        logprob_mismatch_mean=measures.logprob_mismatch_mean,
+        num_groups=len(batch.groups),
+        num_trajectories=len(episodes),
+        num_tokens=sum(episode.num_tokens for episode in episodes),
+        num_sampled_tokens=batch.plan.num_sampled_tokens,
+        learning_rate=learned.learning_rate,
+    )

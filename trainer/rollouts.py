@@ -1,0 +1,102 @@
+"""The trainer's inlet: waits until the stream holds the next batch, and gives up groups that will never train. Rank 0 only."""
+
+import time
+from collections.abc import Callable
+
+import redis
+
+from shared.configuration import RolloutSection
+from shared.errors import TrainingError
+from shared.ledger import Books, DiscardReason, TrainingLedger
+from shared.stream import TrajectoryConsumer
+from trainer.assembly import Episode, Group, GroupAssembler, Selection, select
+
+POLL_MS = 500
+
+Progress = Callable[[int, int], None]
+"""Called with groups ready and groups needed."""
+
+
+class RolloutReader:
+    """Reads episodes, oldest batch first.
+
+    Whatever was delivered and not acknowledged is read again at the start and after every lost connection: a reply lost on its
+    way leaves entries that Redis holds for delivered and nobody has seen. Reading twice is harmless.
+    """
+
+    def __init__(self, consumer: TrajectoryConsumer, ledger: TrainingLedger, rollout: RolloutSection, *, timeout_s: float) -> None:
+        """Args: consumer: over a client that does not retry by itself. timeout_s: longest wait for one batch."""
+        self._consumer = consumer
+        self._ledger = ledger
+        self._rollout = rollout
+        self._timeout_s = timeout_s
+        self._assembler = GroupAssembler()
+        self._must_reread = True
+
+    def next_batch(self, version: int, *, progress: Progress, is_stopped: Callable[[], bool]) -> tuple[Group, ...] | None:
+        """The groups that the update of `version` trains on; None once stopped.
+
+        Raises: TrainingError after `timeout_s` without a batch, with where the episodes are.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while not is_stopped():
+            self._receive()
+            selection = self._select(version, progress)
+            if selection.batch:
+                return selection.batch
+            if time.monotonic() > deadline:
+                raise TrainingError(stuck(self._ledger.books(), self._rollout, self._timeout_s))
+        return None
+
+    def _receive(self) -> None:
+        try:
+            deliveries = self._consumer.redelivered() if self._must_reread else self._consumer.read(block_ms=POLL_MS)
+            for delivery in deliveries:
+                self._assembler.add(Episode.of(delivery))
+            self._must_reread = False
+        except (redis.ConnectionError, redis.TimeoutError):
+            self._must_reread = True
+        except redis.ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            raise TrainingError(
+                "Redis must keep the run's stream and books while training goes on, and has lost them; start Redis with "
+                "persistence (appendonly yes), and the run again under another run.id"
+            ) from error
+
+    def _select(self, version: int, progress: Progress) -> Selection:
+        ready, running = self._ledger.live_groups()
+        self._assembler.retain({*ready, *running})
+        selection = select(
+            self._assembler.groups(),
+            ready,
+            version=version,
+            async_generation_ratio=self._rollout.async_generation_ratio,
+            batch_groups=self._rollout.rollout_batch_size,
+        )
+        if selection.stale:
+            self._ledger.discard(selection.stale, DiscardReason.STALE, requeue=self._rollout.on_stale == "regenerate")
+        if selection.failed:
+            self._ledger.discard(selection.failed, DiscardReason.FAILED, requeue=True)
+        usable = len(ready) - len({*ready} & {*selection.stale, *selection.failed})
+        progress(min(usable, self._rollout.rollout_batch_size), self._rollout.rollout_batch_size)
+        return selection
+
+
+def stuck(books: Books, rollout: RolloutSection, timeout_s: float) -> str:
+    """Where the episodes of a batch that does not come are, and where to look."""
+    discarded = ", ".join(f"{count} {reason}" for reason, count in sorted(books.discarded.items())) or "none"
+    where = (
+        f"{books.ready} groups are ready, {books.running} run, {books.requeued} wait to run again, discarded: {discarded}, "
+        f"{books.episodes_finished} episodes finished since the run began"
+    )
+    if books.running:
+        remedy = "running episodes hang in generation or in their environment: see GET /status of the hub and of the agents"
+    elif books.started == 0:
+        remedy = "no episode ever started: check that the agents run, and that GET /environments lists one that is not paused"
+    else:
+        remedy = "no episode runs: check that the agents run, that an environment is not paused, and why groups were discarded"
+    return (
+        f"a batch of {rollout.rollout_batch_size} groups must be ready within trainer.generation_timeout_s={timeout_s:g}, "
+        f"and is not: {where}; {remedy}"
+    )

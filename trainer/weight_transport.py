@@ -1,0 +1,111 @@
+"""Weights as bytes, and the process group that carries them to the engines.
+
+The layout and the rendezvous are SGLang 0.5.23's: a bucket is one uint8 tensor with the named tensors' bytes one after the other
+(`load_format: flattened_bucket`); the group is made as its `init_custom_process_group` does, over a TCP store with the group's
+name as prefix, beside the default group. gloo and NCCL take the same path.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
+
+from shared.errors import WeightUpdateError
+
+POLL_S = 0.0005
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Named tensors that travel in one broadcast, in order. `data` [bytes] uint8."""
+
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    """torch's names without the `torch.` prefix."""
+    shapes: tuple[tuple[int, ...], ...]
+    data: Tensor
+
+
+def flatten(weights: Iterable[tuple[str, Tensor]], *, dtype: torch.dtype, bucket_bytes: int, device: torch.device) -> list[Bucket]:
+    """`weights` in `dtype` as buckets of at most `bucket_bytes`, copied to `device`. A larger tensor is a bucket of its own."""
+    return [_bucket(group, dtype, device) for group in _by_bytes(weights, dtype.itemsize, bucket_bytes)]
+
+
+def _by_bytes(weights: Iterable[tuple[str, Tensor]], itemsize: int, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+    group: list[tuple[str, Tensor]] = []
+    used = 0
+    for name, weight in weights:
+        size = weight.numel() * itemsize
+        if group and used + size > bucket_bytes:
+            yield group
+            group, used = [], 0
+        group.append((name, weight))
+        used += size
+    if group:
+        yield group
+
+
+def _bucket(weights: list[tuple[str, Tensor]], dtype: torch.dtype, device: torch.device) -> Bucket:
+    parts = [weight.to(device=device, dtype=dtype).flatten().view(torch.uint8) for _, weight in weights]
+    return Bucket(
+        names=tuple(name for name, _ in weights),
+        dtypes=(str(dtype).removeprefix("torch."),) * len(weights),
+        shapes=tuple(tuple(weight.shape) for _, weight in weights),
+        data=torch.cat(parts),
+    )
+
+
+def listen(address: str, *, timeout: timedelta) -> TCPStore:
+    """The rendezvous store that engines connect to, on a port of the system's choice."""
+    return TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+
+
+class WeightGroup:
+    """Rank 0 of the group of trainer and engines. JOINED → closed, or abandoned with a broadcast pending.
+
+    A group with a broadcast that never ended is of no use to anyone: close it and join another, under another name.
+    """
+
+    def __init__(self, store: TCPStore, *, name: str, world_size: int, backend: str, timeout: timedelta) -> None:
+        """Joins; gloo waits here until every engine has joined too. Raises: WeightUpdateError if they do not in time."""
+        self.name = name
+        self._store = store
+        try:
+            self._group, _ = distributed_c10d._new_process_group_helper(
+                world_size,
+                0,
+                [],
+                dist.Backend(backend),
+                PrefixStore(name, store),
+                group_name=distributed_c10d.GroupName(name),
+                timeout=timeout,
+            )
+        except RuntimeError as error:
+            raise WeightUpdateError(f"weight group {name}: the {world_size - 1} engine ranks did not all join: {error}") from error
+        distributed_c10d._world.pg_group_ranks[self._group] = {rank: rank for rank in range(world_size)}
+
+    def broadcast(self, data: Tensor, *, timeout_s: float, is_hopeless: Callable[[], bool]) -> None:
+        """Sends `data` to every engine.
+
+        Args: is_hopeless: asked while waiting; True gives up at once, because an engine will not take part any more.
+        Raises: WeightUpdateError if an engine does not take it in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            work = dist.broadcast(data, src=0, group=self._group, async_op=True)
+            while not work.is_completed():
+                if is_hopeless() or time.monotonic() > deadline:
+                    raise WeightUpdateError(f"weight group {self.name}: a broadcast did not end within {timeout_s:g} s")
+                time.sleep(POLL_S)
+            work.wait()
+        except RuntimeError as error:
+            raise WeightUpdateError(f"weight group {self.name}: a broadcast failed: {error}") from error
+
+    def close(self) -> None:
+        """Leaves the group; a pending broadcast is aborted."""
+        distributed_c10d._abort_process_group(self._group)
