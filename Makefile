@@ -20,10 +20,6 @@ TORCH := torch==2.13.0
 # Without what they ask for: the first wants CUDA packages, the second a web interface that its server does not need.
 BARE := sglang==0.5.23 openenv-core==0.3.0
 
-# DeepSpeed compiles an operation once; its result belongs into the checkout too.
-export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
-COMPILE := from deepspeed.accelerator import get_accelerator; get_accelerator().create_op_builder("ShareMemCommBuilder").load()
-
 # $(call step,what it does,command): one line with the seconds it took; the command's output only if it fails.
 define step
 	@printf '%-58s' '$(1) …'; start=$$SECONDS; \
@@ -38,14 +34,12 @@ install: $(STAMP) ## set everything up in .venv (about 5 minutes, 4 GB)
 $(STAMP): pyproject.toml services/engine/requirements-cpu.txt Makefile
 	@if [ -z '$(PYTHON)' ]; then echo 'Headrace needs Python >= 3.11, and none is on the path; install one, or give it: make PYTHON=/path/to/python3' >&2; exit 1; fi
 	@if ! $(PYTHON) $(IS_PYTHON); then echo 'Headrace needs Python >= 3.11, got $(PYTHON); give another: make PYTHON=/path/to/python3' >&2; exit 1; fi
-	@if ! command -v c++ >/dev/null; then echo 'Headrace needs a C++ compiler for DeepSpeed, and there is no c++ on the path; install g++ or clang' >&2; exit 1; fi
 	@mkdir -p $(VENV)
-	$(call step,1/5 virtual environment,[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV))
+	$(call step,1/4 virtual environment,[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV))
 	@echo '$(TORCH)' > $(CONSTRAINTS)
-	$(call step,2/5 PyTorch,$(PIP) $(TORCH))
-	$(call step,3/5 SGLang,$(PIP) --no-deps $(BARE))
-	$(call step,4/5 Headrace and what it and SGLang need,$(PIP) -c $(CONSTRAINTS) -r services/engine/requirements-cpu.txt -e '.[$(EXTRAS)]')
-	$(call step,5/5 DeepSpeed'"'"'s CPU operation,$(BIN)/python -c '$(COMPILE)')
+	$(call step,2/4 PyTorch,$(PIP) $(TORCH))
+	$(call step,3/4 SGLang,$(PIP) --no-deps $(BARE))
+	$(call step,4/4 Headrace and what it and SGLang need,$(PIP) -c $(CONSTRAINTS) -r services/engine/requirements-cpu.txt -e '.[$(EXTRAS)]')
 	@touch $(STAMP)
 
 demo: install ## train the demo agent and show that it learns (about 8 minutes on 2 cores)

@@ -1,14 +1,14 @@
 """The trainer's inlet: waits until the stream holds the next batch, and gives up groups that will never train. Rank 0 only."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import redis
 
 from shared.configuration import RolloutSection
 from shared.errors import TrainingError
 from shared.ledger import Books, DiscardReason, TrainingLedger
-from shared.stream import TrajectoryConsumer
+from shared.stream import Delivery, TrajectoryConsumer
 from trainer.assembly import Episode, Group, GroupAssembler, Selection, select
 
 POLL_MS = 500
@@ -50,10 +50,10 @@ class RolloutReader:
 
     def _receive(self) -> None:
         try:
-            deliveries = self._consumer.redelivered() if self._must_reread else self._consumer.read(block_ms=POLL_MS)
-            for delivery in deliveries:
-                self._assembler.add(Episode.of(delivery))
-            self._must_reread = False
+            if self._must_reread:
+                self._take(self._consumer.redelivered())
+                self._must_reread = False
+            self._take(self._consumer.read(block_ms=POLL_MS))
         except (redis.ConnectionError, redis.TimeoutError):
             self._must_reread = True
         except redis.ResponseError as error:
@@ -63,6 +63,10 @@ class RolloutReader:
                 "Redis must keep the run's stream and books while training goes on, and has lost them; start Redis with "
                 "persistence (appendonly yes), and the run again under another run.id"
             ) from error
+
+    def _take(self, deliveries: Iterable[Delivery]) -> None:
+        for delivery in deliveries:
+            self._assembler.add(Episode.of(delivery))
 
     def _select(self, version: int, progress: Progress) -> Selection:
         ready, running = self._ledger.live_groups()

@@ -18,7 +18,7 @@ from trainer.hub_client import HubClient
 from trainer.lead import Lead
 from trainer.learner import Learner
 from trainer.model import Policy, build_engine, load_policy, start_ranks
-from trainer.redis_connection import impatient_client, patient_client, require
+from trainer.redis_connection import impatient_client, patient_client
 from trainer.rollouts import RolloutReader
 from trainer.step import TrainingLoop
 from trainer.stopping import StopSignal
@@ -32,7 +32,6 @@ SLACK_S = 600.0
 def training(configuration: Configuration, stop: StopSignal) -> Iterator[TrainingLoop]:
     """This rank's training loop, ready to run; everything it opened is closed at the end."""
     trainer = configuration.trainer
-    require(configuration.redis.url)
     start_ranks(timeout=_longest_silence(configuration))
     with ExitStack() as stack:
         stack.callback(torch.distributed.destroy_process_group)

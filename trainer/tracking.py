@@ -62,21 +62,22 @@ class Tracker(Protocol):
 
 
 class JsonLines:
-    """A file of one JSON object a line, each written whole."""
+    """A file of one JSON object a line. A last line that a crash cut short is dropped when the file is opened again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        if path.exists():
+            whole, newline, _ = path.read_bytes().rpartition(b"\n")
+            path.write_bytes(whole + newline)
 
     def append(self, record: msgspec.Struct | Mapping[str, Any]) -> None:
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(record) + b"\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """Every line; a last one that a crash cut short is left out."""
         if not self._path.exists():
             return []
-        lines = self._path.read_bytes().split(b"\n")[:-1]
-        return [msgspec.json.decode(line) for line in lines]
+        return [msgspec.json.decode(line) for line in self._path.read_bytes().splitlines()]
 
 
 class ConsoleTracker:

@@ -37,10 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from shared import configuration
     from shared.errors import ConfigurationError, EngineError, HeadraceError
+    from trainer import redis_connection
 
     try:
         run = configuration.load(parsed.config, overrides=parsed.overrides)
-        # After the run file is known to be good: torch and DeepSpeed take seconds to import.
+        redis_connection.require(run.redis.url)
+        # Last, because torch and DeepSpeed take seconds to import.
         from trainer.startup import training
         from trainer.stopping import StopSignal
 

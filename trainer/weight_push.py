@@ -27,6 +27,7 @@ from trainer.weight_transport import Bucket, WeightGroup, flatten, listen
 
 MAX_FAILURES = 4
 RETRY_S = 0.5
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class WeightPusher:
         Raises: WeightUpdateError if no attempt succeeds, EngineError if the hub cannot be reached.
         """
         started = time.perf_counter()
-        buckets = flatten(weights, dtype=self._dtype, bucket_bytes=self._settings.bucket_mib * 2**20, device=self._device)
+        buckets = flatten(weights, dtype=self._dtype, bucket_bytes=self._settings.bucket_mib * MIB, device=self._device)
         gathered = time.perf_counter()
         reply = self._push_until_done(buckets, version)
         return PushTimes(

@@ -5,6 +5,7 @@ The layout and the rendezvous are SGLang 0.5.23's: a bucket is one uint8 tensor 
 name as prefix, beside the default group. gloo and NCCL take the same path.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: i
 from shared.errors import WeightUpdateError
 
 POLL_S = 0.0005
+CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -109,3 +111,10 @@ class WeightGroup:
     def close(self) -> None:
         """Leaves the group; a pending broadcast is aborted."""
         distributed_c10d._abort_process_group(self._group)
+        last_reference = [self._group]
+        del self._group
+        # gloo cannot abort: the group's destructor waits for a peer that hangs until the group's own deadline. Waiting for one
+        # that does not hang matters: a process that exits while the destructor runs is aborted by the C++ runtime.
+        closing = threading.Thread(target=last_reference.clear, name=f"close-{self.name}", daemon=True)
+        closing.start()
+        closing.join(CLOSE_TIMEOUT_S)

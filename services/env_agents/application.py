@@ -33,6 +33,7 @@ from shared.ledger import AdmissionLedger
 _REDIS_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 10.0
 _SHUTDOWN_TIMEOUT_S = 2
+_EXIT_WITHIN_S = 9.0
 _NUM_ENVIRONMENT_THREADS = 64
 
 _logger = logging.getLogger(__name__)
@@ -51,8 +52,8 @@ async def run(configuration: Configuration) -> None:
     # Tools and Gymnasium environments block in these threads; one that hangs must not take the others' only thread.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_ENVIRONMENT_THREADS, "environment"))
     section = configuration.env_agents
-    renderer = load_renderer(Path(configuration.run.model_path), section.renderer, section.renderer_options)
     async with _redis(configuration.redis.url) as client, _http_session() as session:
+        renderer = load_renderer(Path(configuration.run.model_path), section.renderer, section.renderer_options)
         keys = Keys(configuration.run.id)
         ledger = AdmissionLedger(client, keys)
         rollout = configuration.rollout
@@ -96,6 +97,8 @@ async def _serve(app: object, section: EnvAgentsSection, rollouts: RolloutLoop) 
         rolling_out = tasks.create_task(rollouts.run())
         await stop.wait()
         _logger.info("stopping: no new groups; what does not end soon is left to other agent processes")
+        # An environment that does not let itself be cancelled must not keep the process from ending.
+        asyncio.get_running_loop().call_later(_EXIT_WITHIN_S, os._exit, 1)
         rollouts.stop()
         await rolling_out
         server.should_exit = True

@@ -28,6 +28,7 @@ REDIS_AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
 _RELEASE_TIMEOUT_S = 1.0
+_CANCEL_AGAIN_S = 1.0
 
 _logger = logging.getLogger(__name__)
 
@@ -99,9 +100,9 @@ class RolloutLoop:
             ]
             await self._admit_groups()
             await self._wait_for_episodes()
-            for task in [*keepers, *self._episode_tasks()]:
-                task.cancel()
-            await self._release_leases()
+            left = list(self._group_by_id)
+            await _cancel_all([*keepers, *self._episode_tasks()])
+            await self._release_leases(left)
 
     def stop(self) -> None:
         """Admits nothing more; `run` returns within the grace period and a second."""
@@ -156,6 +157,7 @@ class RolloutLoop:
         for index in sample_indexes:
             task = group.tasks[index] = self._tasks.create_task(self._play(record, index, environment))
             task.add_done_callback(functools.partial(self._settle, group, index))
+        await asyncio.sleep(0)  # The new episodes claim their places before anyone asks whether there are more.
         self._metrics.episodes_in_flight.set(self.num_episodes_in_flight)
         return True
 
@@ -255,13 +257,13 @@ class RolloutLoop:
         if tasks := self._episode_tasks():
             await asyncio.wait(tasks, timeout=self._settings.grace_s)
 
-    async def _release_leases(self) -> None:
-        """Lets another process adopt what is left at once; if Redis is away, the leases expire by themselves."""
-        if left := list(self._group_by_id):
-            _logger.info("leaving %d groups to other agent processes", len(left))
+    async def _release_leases(self, group_ids: list[str]) -> None:
+        """Lets another process adopt these groups at once; if Redis is away, the leases expire by themselves."""
+        if group_ids:
+            _logger.info("leaving %d groups to other agent processes", len(group_ids))
             with contextlib.suppress(TimeoutError, *REDIS_AWAY):
                 async with asyncio.timeout(_RELEASE_TIMEOUT_S):
-                    await self._ledger.renew(owner=self._settings.owner, lease_ms=0, group_ids=left)
+                    await self._ledger.renew(owner=self._settings.owner, lease_ms=0, group_ids=group_ids)
 
     def _episode_tasks(self) -> list[asyncio.Task[None]]:
         playing = {task for group in self._group_by_id.values() for task in group.tasks.values()}
@@ -284,3 +286,12 @@ class RolloutLoop:
     def _note_failure(self, error: Exception) -> None:
         self._metrics.redis_failures.inc()
         _logger.warning("Redis is away: %s", error)
+
+
+async def _cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancels until they have ended: redis-py awaits `wait_for`, which before Python 3.12 can lose a cancellation."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)

@@ -28,6 +28,7 @@ class FinishReason(msgspec.Struct, frozen=True):
 class MetaHead(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     completion_tokens: int = 0
+    weight_versions: list[msgspec.Raw] = []
 
 
 class AnswerHead(msgspec.Struct, frozen=True):
@@ -40,6 +41,11 @@ class AnswerHead(msgspec.Struct, frozen=True):
         """The engine stopped before the request's own end."""
         reason = self.meta_info.finish_reason
         return reason is None or reason.type == "abort"
+
+    @property
+    def is_mixed(self) -> bool:
+        """More than one policy version sampled it."""
+        return len(self.meta_info.weight_versions) > 1
 
 
 _head_decoder = msgspec.json.Decoder(AnswerHead)
@@ -55,6 +61,22 @@ def version_of(label: str) -> int | None:
     if label in INITIAL_LABELS:
         return 0
     return int(label) if label.isdecimal() else None
+
+
+def date_back(answer: Answer) -> Answer:
+    """The answer with each change of version one token later: an upper bound of every token's age.
+
+    With overlapped scheduling SGLang keeps one sampled token of each request unprocessed while it is paused in place, and labels
+    it with the version that was loaded meanwhile, although the weights before it sampled it.
+    """
+    spans = _spans(answer["meta_info"])
+    if not spans:
+        return answer
+    length = spans[-1].end
+    starts = [spans[0].start, *(min(span.start + 1, length) for span in spans[1:])]
+    ends = [*starts[1:], length]
+    dated = [VersionSpan(start, end, span.version) for start, end, span in zip(starts, ends, spans, strict=True)]
+    return answer | {"meta_info": answer["meta_info"] | {"weight_versions": _wire_spans(merge_spans(dated))}}
 
 
 def trustworthy_part(answer: Answer) -> Answer | None:
@@ -85,6 +107,7 @@ def join(parts: Sequence[Answer], *, prompt_tokens: int, finish_reason: Mapping[
     """
     first, last = parts[0], parts[-1]
     output_ids = [token for part in parts for token in part["output_ids"]]
+    whole_length = {"length": len(output_ids)} if finish_reason["type"] == "length" else {}
     metas = [part["meta_info"] for part in parts]
     meta_info = dict(last["meta_info"])
     meta_info |= {key: first["meta_info"][key] for key in PROMPT_KEYS if key in first["meta_info"]}
@@ -95,7 +118,7 @@ def join(parts: Sequence[Answer], *, prompt_tokens: int, finish_reason: Mapping[
         "prompt_tokens": prompt_tokens,
         "completion_tokens": len(output_ids),
         "output_token_logprobs_length": len(output_ids),
-        "finish_reason": dict(finish_reason),
+        "finish_reason": {**finish_reason, **whole_length},
         "weight_versions": _wire_spans(_joined_spans(parts)),
     }
     joined = last | {"output_ids": output_ids, "meta_info": meta_info}

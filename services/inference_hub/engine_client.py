@@ -28,6 +28,10 @@ class EngineUnreachableError(EngineError):
     """Nobody listens at the engine's address: the call was not received."""
 
 
+class EngineTimeoutError(EngineError):
+    """It did not answer a control call in time: its scheduler is busy, or hangs."""
+
+
 class ModelInfo(msgspec.Struct, frozen=True):
     """`GET /model_info`: answered by SGLang's HTTP process, so also while generation is paused."""
 
@@ -45,6 +49,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     version: str
     tp_size: int = 1
     dp_size: int = 1
+    disable_overlap_schedule: bool = False
 
 
 class EngineClient:
@@ -118,7 +123,7 @@ class EngineClient:
                 f"engine {self.url} must be reachable, got: {error}; start it, or check the address"
             ) from error
         except TimeoutError as error:
-            raise EngineError(f"engine {self.url} must answer /{path} within {timeout_s:g} s, and did not") from error
+            raise EngineTimeoutError(f"engine {self.url} must answer /{path} within {timeout_s:g} s, and did not") from error
         except aiohttp.ClientError as error:
             raise EngineError(f"engine {self.url} lost the connection during /{path}: {_describe(error)}") from error
 

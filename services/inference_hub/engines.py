@@ -10,7 +10,7 @@ Registrations and the weights in force are in Redis, so a hub that restarts goes
 
 import asyncio
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, cast
@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 import msgspec
 from redis.asyncio import Redis
 
-from services.inference_hub.engine_client import EngineClient
+from services.inference_hub.engine_client import EngineClient, EngineTimeoutError
 from services.inference_hub.gate import Gate, Hold
 from shared.keys import Keys
 
@@ -75,6 +75,10 @@ class Engine:
     version: int | None = None
     """The policy version in its label; None if unknown."""
     tensor_parallel_size: int = 1
+    is_overlapping: bool = False
+    """Its scheduler prepares the next step while the last one's tokens are not processed yet."""
+    has_early_labels: bool = False
+    """It was paused in place while overlapping: see `answer.date_back`."""
     group_name: str | None = None
     """The weight group it has joined."""
     problem: str | None = None
@@ -203,6 +207,17 @@ class EngineRegistry:
         engine.problem = problem
         self.refresh()
         await engine.client.close()
+
+    async def control(self, engine: Engine, path: str, payload: Mapping[str, object], *, timeout_s: float) -> None:
+        """A control call that the engine has to answer, or is lost: one whose scheduler hangs still answers `/model_info`.
+
+        Raises: EngineError.
+        """
+        try:
+            await engine.client.post(path, payload, timeout_s=timeout_s)
+        except EngineTimeoutError as error:
+            await self.lose(engine, str(error))
+            raise
 
     def suspect(self, engine: Engine, problem: str) -> None:
         """A call failed on it: no new calls until a probe, which follows at once."""

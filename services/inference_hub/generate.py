@@ -147,7 +147,7 @@ class GenerateEndpoint:
             engine.end_call(cost_tokens)
         engine.has_answered = True
         kept_before = call.num_received_tokens
-        reply = call.answered(engine.id, status, answer)
+        reply = call.answered(engine.id, status, answer, has_early_labels=engine.has_early_labels)
         if reply is None:
             self._metrics.attempt_failures.labels("aborted" if status == 200 else "server_error").inc()
             self._metrics.resumed_tokens.inc(call.num_received_tokens - kept_before)

@@ -61,6 +61,9 @@ class Hub:
         except EngineError:
             await engine.client.close()
             raise
+        if (known := self.registry.find(url)) is not None:
+            await engine.client.close()
+            return known, False
         await self.registry.add(engine)
         self._tasks.create_task(self.prober.watch(engine))
         return engine, True

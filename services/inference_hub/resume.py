@@ -136,8 +136,11 @@ class Call:
             attempt["logprob_start_len"] = -1
         return msgspec.json.encode(attempt)
 
-    def answered(self, engine_id: str, status: int, body: bytes) -> Reply | None:
-        """Takes an engine's answer. Returns the reply, or None if another attempt is needed."""
+    def answered(self, engine_id: str, status: int, body: bytes, *, has_early_labels: bool = False) -> Reply | None:
+        """Takes an engine's answer. Returns the reply, or None if another attempt is needed.
+
+        Args: has_early_labels: its version labels change one token early, see `answer.date_back`.
+        """
         if 400 <= status < 500:
             return Reply(status, body)
         if status != 200:
@@ -146,11 +149,13 @@ class Call:
             head = answers.head_of(body)
         except msgspec.DecodeError as error:
             return self.failed(engine_id, f"engine {engine_id} answered something that is no SGLang answer: {error}")
-        if head.is_partial:
-            return self._aborted(msgspec.json.decode(body))
-        if not self._parts:
+        must_date_back = has_early_labels and head.is_mixed
+        if not (head.is_partial or self._parts or must_date_back):
             return Reply(status, body, head.meta_info.completion_tokens)
-        return self._finished(engine_id, msgspec.json.decode(body))
+        answer = msgspec.json.decode(body)
+        if must_date_back:
+            answer = answers.date_back(answer)
+        return self._aborted(answer) if head.is_partial else self._finished(engine_id, answer)
 
     def failed(self, engine_id: str, reason: str) -> Reply | None:
         """Takes a lost connection or a server error: nothing was received. Returns the reply if it was one too many."""
@@ -180,13 +185,15 @@ class Call:
         self._received_ids += part["output_ids"]
         max_new_tokens = self._request["sampling_params"]["max_new_tokens"]
         if max_new_tokens is not None and len(self._received_ids) >= max_new_tokens:
-            return self._joined(self._parts, {"type": "length", "length": max_new_tokens})
+            return self._joined(self._parts, {"type": "length"})
         return None
 
     def _finished(self, engine_id: str, answer: answers.Answer) -> Reply | None:
         part = answers.trustworthy_part(answer)
         if len(answer["output_ids"]) != (len(part["output_ids"]) if part else 0):
             return self.failed(engine_id, f"engine {engine_id} answered tokens without log-probabilities or versions")
+        if not self._parts:
+            return Reply(200, msgspec.json.encode(answer), len(answer["output_ids"]))
         return self._joined([*self._parts, part] if part else self._parts, answer["meta_info"]["finish_reason"])
 
     def _joined(self, parts: list[answers.Answer], finish_reason: Mapping[str, Any]) -> Reply:

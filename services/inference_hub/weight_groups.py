@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from services.inference_hub.engines import Engine
+from services.inference_hub.engines import Engine, EngineRegistry
 from shared.errors import EngineError
 
 Backend = Literal["gloo", "nccl"]
@@ -76,12 +76,12 @@ def plan_group(epoch: str, master: Master, engines: Iterable[Engine]) -> WeightG
     return WeightGroup(f"headrace-{epoch}-{uuid.uuid4().hex[:8]}", epoch, master, tuple(members))
 
 
-async def form(group: WeightGroup, *, timeout_s: float) -> None:
+async def form(group: WeightGroup, registry: EngineRegistry, *, timeout_s: float) -> None:
     """Brings every engine into the group. The outcome is in the group: its task belongs to nobody who could catch it."""
     try:
         async with asyncio.timeout(timeout_s):
             await _listening(group.master)
-        await _join_all(group, timeout_s)
+        await _join_all(group, registry, timeout_s)
     except TimeoutError:
         group.problem = (
             f"the trainer must listen at {group.master.address}:{group.master.port} within {timeout_s:g} s of POST /weight_groups, "
@@ -102,16 +102,16 @@ async def wait_formed(group: WeightGroup, *, timeout_s: float) -> None:
         raise EngineError(f"weight group {group.name} is not ready: {problem}")
 
 
-async def _join_all(group: WeightGroup, timeout_s: float) -> None:
+async def _join_all(group: WeightGroup, registry: EngineRegistry, timeout_s: float) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             for member in group.members:
-                tasks.create_task(_join(group, member, timeout_s))
+                tasks.create_task(_join(group, member, registry, timeout_s))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
 
 
-async def _join(group: WeightGroup, member: Member, timeout_s: float) -> None:
+async def _join(group: WeightGroup, member: Member, registry: EngineRegistry, timeout_s: float) -> None:
     engine = member.engine
     if engine.group_name is not None:
         await _leave(engine, engine.group_name)
@@ -123,7 +123,7 @@ async def _join(group: WeightGroup, member: Member, timeout_s: float) -> None:
         "group_name": group.name,
         "backend": group.master.backend,
     }
-    await engine.client.post("init_weights_update_group", payload, timeout_s=timeout_s)
+    await registry.control(engine, "init_weights_update_group", payload, timeout_s=timeout_s)
     engine.group_name = group.name
 
 

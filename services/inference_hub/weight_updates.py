@@ -7,8 +7,9 @@ version is in force → continue generation → release the calls. A step that f
 - a bucket was sent: engines may hold part of a set. They stay paused and out of routing until a later update completes, and
   calls wait at the gate. In-flight requests stay in the paused engines and go on then.
 
-An engine that hangs in a broadcast, because its trainer's machine vanished, does not answer control calls; each of ours has a
-deadline, and the next group is formed without engines that probes have given up.
+A trainer that dies in a gloo broadcast closes its connections, and the engines answer at once that they received nothing. If
+its machine vanishes they hang instead, for as long as torch waits. Each control call has a deadline; an engine that passes one
+is lost to the registry, its calls begin again elsewhere, and the next group is formed without it until it answers again.
 """
 
 import asyncio
@@ -127,7 +128,7 @@ class WeightUpdates:
         if not (engines := self._registry.live):
             raise NoEngineError("a weight group needs at least one live engine, got none; register one with POST /engines")
         self.group = plan_group(epoch, master, engines)
-        self.group.formed = self._tasks.create_task(form(self.group, timeout_s=self._timeout_s))
+        self.group.formed = self._tasks.create_task(form(self.group, self._registry, timeout_s=self._timeout_s))
         return self.group
 
     async def wait_group_ready(self, name: str) -> WeightGroup:
@@ -222,6 +223,7 @@ class WeightUpdates:
     async def _prepare(self, update: WeightUpdate) -> None:
         for engine in update.engines:
             engine.is_updating = True
+            engine.has_early_labels = engine.is_overlapping and update.mode == "in_place"
         # The reply to pause has to be there before the session opens: sglang #25319.
         await self._step(update, lambda engine: self._post(engine, "pause_generation", {"mode": update.mode}))
         update.paused_at = time.perf_counter()
@@ -250,7 +252,7 @@ class WeightUpdates:
             raise EngineError(str(errors[0])) from errors[0]
 
     async def _post(self, engine: Engine, path: str, payload: Mapping[str, object]) -> None:
-        await engine.client.post(path, payload, timeout_s=self._timeout_s)
+        await self._registry.control(engine, path, payload, timeout_s=self._timeout_s)
 
     def _fail(self, update: WeightUpdate, reason: str) -> asyncio.Task[None] | None:
         """Ends the update at once, if it is not over; the engines follow in the task returned."""

@@ -6,7 +6,7 @@ one ending, a signal. Whatever ended it, every process is gone when `Supervisor.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -116,13 +116,15 @@ class Supervisor:
         return child
 
     async def _until_ready(self, started: Collection[tuple[Child, Member]]) -> None:
-        for child, member in started:
-            if not await self._guarded(wait_until(member.is_ready, timeout_s=member.ready_timeout_s)):
-                raise ProcessError(
-                    f"{child.name} must be ready within {member.ready_timeout_s:g} s and is not; see {child.log.path}",
-                    last_lines=child.log.last_lines,
-                )
-            self._observer.state_changed(child.name, State.READY, time.monotonic() - child.started_at)
+        await self._guarded(_together(self._become_ready(child, member) for child, member in started))
+
+    async def _become_ready(self, child: Child, member: Member) -> None:
+        if not await wait_until(member.is_ready, timeout_s=member.ready_timeout_s):
+            raise ProcessError(
+                f"{child.name} must be ready within {member.ready_timeout_s:g} s and is not; see {child.log.path}",
+                last_lines=child.log.last_lines,
+            )
+        self._observer.state_changed(child.name, State.READY, time.monotonic() - child.started_at)
 
     async def _until_last_finishes(self) -> None:
         last = self._children[-1]
@@ -148,7 +150,7 @@ class Supervisor:
 
     async def _stop_all(self) -> None:
         for stage in reversed(self._stages):
-            await asyncio.gather(*(self._stop(child) for child in stage))
+            await _together(self._stop(child) for child in stage)
 
     async def _stop(self, child: Child) -> None:
         if not child.life.done():
@@ -165,3 +167,13 @@ def _ended(child: Child) -> ProcessError:
     return ProcessError(
         f"{child.name} {describe_status(child.status)} after {seconds:.0f} s; see {child.log.path}", last_lines=child.log.last_lines
     )
+
+
+async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """All of it at the same time; the first error ends the rest."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for one in work:
+                tasks.create_task(one)
+    except* ProcessError as errors:
+        raise errors.exceptions[0] from None

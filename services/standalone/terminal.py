@@ -1,7 +1,5 @@
 """What `headrace up` shows: each line of output behind its process's name, and what the run waits for."""
 
-import time
-
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
@@ -13,14 +11,15 @@ PREFIX_WIDTH = 9
 
 
 class Terminal:
-    """An observer that prints. On a terminal a spinner names the processes that are starting or stopping."""
+    """An observer that prints. On a terminal a spinner names the processes that are starting or stopping.
 
-    def __init__(self, console: Console, *, shows_output: bool = True) -> None:
+    What a process prints while it stops is in its log only: SGLang's exit alone is sixty lines that mean nothing.
+    """
+
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._shows_output = shows_output
         self._waiting: dict[str, State] = {}
         self._status = Status("", console=console) if console.is_terminal else None
-        self._started_at = time.monotonic()
 
     def state_changed(self, name: str, state: State, seconds: float) -> None:
         match state:
@@ -35,7 +34,7 @@ class Terminal:
         self._show_waiting()
 
     def line_written(self, name: str, line: str) -> None:
-        if self._shows_output:
+        if self._waiting.get(name) is not State.STOPPING:
             self._print(name, line)
 
     def close(self) -> None:

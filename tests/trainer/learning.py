@@ -31,7 +31,12 @@ def batch() -> dict[str, Trajectory]:
         mask = [0, 0, *generator.integers(0, 2, 3 + 4 * index).tolist(), 1]
         logprobs = np.where(np.array(mask) == 1, -4.6 + generator.normal(0, 0.3, len(mask)), 0)
         rows[f"e{index}"] = trajectory(
-            mask, group_id="g", sample_index=index, group_size=len(ADVANTAGES), temperature=1 + 0.25 * (index % 3), logprobs=logprobs
+            mask,
+            group_id="g",
+            sample_index=index,
+            group_size=len(ADVANTAGES),
+            temperature=1 + 0.25 * (index % 3),
+            logprobs=logprobs,
         )
     return rows
 

@@ -67,7 +67,9 @@ def recorded(group: GroupRecord, sample_index: int, *, reward: float = 0.0, vers
     )
 
 
-def episode(group_id: str, sample_index: int, *, group_size: int = 2, oldest_version: int | None = 0, is_trainable: bool = True) -> Episode:
+def episode(
+    group_id: str, sample_index: int, *, group_size: int = 2, oldest_version: int | None = 0, is_trainable: bool = True
+) -> Episode:
     return Episode(
         entry_id=f"{group_id}/{sample_index}",
         trajectory_id=f"{group_id}-{sample_index}",

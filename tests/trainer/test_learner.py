@@ -74,7 +74,7 @@ def test_later_epochs_measure_the_ratio_to_the_same_behaviour_policy(one_rank, m
 
 
 def test_weights_move_by_the_warmed_up_learning_rate(one_rank, model_path):
-    learned, gradients, learner = learn(model_path, section(learning_rate=1e-3, warmup_updates=4), max_tokens=70)
+    learned, _, learner = learn(model_path, section(learning_rate=1e-3, warmup_updates=4), max_tokens=70)
     assert learned.learning_rate == pytest.approx(2.5e-4)
     before = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).state_dict()
     moved = max((weight - before[name]).abs().max().item() for name, weight in learner.policy.named_weights())
@@ -108,7 +108,12 @@ def test_two_ranks_have_the_gradient_of_one(model_path, tmp_path, repository, fr
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
     environment.pop("LOCAL_RANK", None)
     completed = subprocess.run(
-        [*command, str(model_path), settings, "70", str(output)], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280
+        [*command, str(model_path), settings, "70", str(output)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
     result = torch.load(output)

@@ -29,9 +29,7 @@ def close(actual, expected):
 
 def test_ppo_by_hand():
     # Ratios 1, 1.25 and 2 with A = 1; 0.5 and 2 with A = -1.
-    result, gradient = evaluate(
-        "ppo", log(0.4, 0.5, 0.8, 0.2, 0.8), log(0.4, 0.4, 0.4, 0.4, 0.4), [[1.0, 1.0, 1.0, -1.0, -1.0]]
-    )
+    result, gradient = evaluate("ppo", log(0.4, 0.5, 0.8, 0.2, 0.8), log(0.4, 0.4, 0.4, 0.4, 0.4), [[1.0, 1.0, 1.0, -1.0, -1.0]])
     close(result.per_token_BT, [[-1.0, -1.25, -1.3, 0.8, 2.0]])
     close(result.is_clipped_BT, [[False, False, True, True, False]])
     close(gradient, [[-1.0, -1.25, 0.0, 0.0, 2.0]])

@@ -1,3 +1,4 @@
+import itertools
 import uuid
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_neighbouring_spans_of_one_version_are_one_span(turns):
     for generation in turns:
         log.add_turn(generation, state_fingerprint="")
     spans = log.trajectory(Outcome.COMPLETED, "").version_spans
-    assert all(left.version != right.version for left, right in zip(spans, spans[1:], strict=False))
+    assert all(left.version != right.version for left, right in itertools.pairwise(spans))
 
 
 def test_turn_that_was_never_answered_is_kept_without_reward():

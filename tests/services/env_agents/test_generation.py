@@ -95,7 +95,7 @@ async def test_unreachable_hub_is_asked_until_the_deadline(http_session, unused_
 
 async def test_refusal_is_not_repeated(hub, ask):
     hub.faults = [400]
-    with pytest.raises(GenerationError, match="refused to generate \\(400\\).*a fault"):
+    with pytest.raises(GenerationError, match=r"refused to generate \(400\).*a fault"):
         await ask()
     assert hub.requests == []
 

@@ -86,7 +86,7 @@ async def test_wrong_calls_become_messages_and_the_others_still_run():
     )
     assert [message["content"] for message in step.messages] == [
         "error: buy: Object missing required field `item`",
-        "error: the tool call is not JSON",
+        "error: not JSON",
         "1 tea",
     ]
     assert [call.is_error for call in step.tool_calls] == [True, True, False]

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,6 +123,8 @@ class FakeEngine:
         return web.json_response({"weight_version": self.label})
 
     async def _server_info(self, request: web.Request) -> web.Response:
+        if self.hanging:
+            await self._stopping.wait()
         return web.json_response({"version": self.version, "tp_size": 1, "dp_size": 1})
 
     async def _ready(self, request: web.Request) -> web.Response:
@@ -221,32 +223,35 @@ class Trainer:
         return await self.served.post(f"/weight_updates/{begun['update_id']}/commit")
 
 
-@pytest.fixture
-async def start_engine() -> AsyncIterator[Callable[..., Awaitable[FakeEngine]]]:
-    """Starts engines on ports of the system's choice, or on the port of one that was stopped."""
-    runners: list[tuple[FakeEngine, web.AppRunner]] = []
+class EngineStarter:
+    """Starts engines on ports of the system's choice, and kills them; a killed one can be started again on its port."""
 
-    async def start(engine: FakeEngine | None = None, port: int = 0) -> FakeEngine:
+    def __init__(self) -> None:
+        self._runners: dict[FakeEngine, web.AppRunner] = {}
+
+    async def __call__(self, engine: FakeEngine | None = None, port: int = 0) -> FakeEngine:
         engine = engine or FakeEngine()
         runner = web.AppRunner(engine.application(), shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
-        await site.start()
+        await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
         engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        runners.append((engine, runner))
+        self._runners[engine] = runner
         return engine
 
-    async def kill(engine: FakeEngine) -> None:
-        for known, runner in list(runners):
-            if known is engine:
-                engine.stop()
-                await runner.cleanup()
-                runners.remove((known, runner))
+    async def kill(self, engine: FakeEngine) -> None:
+        engine.stop()
+        await self._runners.pop(engine).cleanup()
 
-    start.kill = kill  # type: ignore[attr-defined]
-    yield start
-    for engine, _ in runners:
-        await kill(engine)
+    async def kill_all(self) -> None:
+        while self._runners:
+            await self.kill(next(iter(self._runners)))
+
+
+@pytest.fixture
+async def start_engine() -> AsyncIterator[EngineStarter]:
+    starter = EngineStarter()
+    yield starter
+    await starter.kill_all()
 
 
 @pytest.fixture

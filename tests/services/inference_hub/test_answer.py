@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.inference_hub.answer import head_of, join, trustworthy_part, version_of
+from services.inference_hub.answer import date_back, head_of, join, trustworthy_part, version_of
 
 
 def answer(ids: list[int], version: str = "3", **meta: Any) -> dict[str, Any]:
@@ -69,6 +69,23 @@ def test_only_tokens_with_a_logprob_and_a_version_are_kept(change: dict[str, Any
 
 def test_a_request_aborted_in_the_queue_has_nothing_to_keep():
     assert trustworthy_part({"output_ids": [], "meta_info": {"finish_reason": {"type": "abort"}}}) is None
+
+
+@pytest.mark.parametrize(
+    ("spans", "dated"),
+    [
+        ([(0, 3, 1), (3, 6, 2)], [(0, 4, 1), (4, 6, 2)]),
+        ([(0, 3, 1), (3, 4, 2), (4, 9, 3)], [(0, 4, 1), (4, 5, 2), (5, 9, 3)]),
+        ([(0, 5, 1), (5, 6, 2)], [(0, 6, 1)]),
+        ([(0, 6, 1)], [(0, 6, 1)]),
+    ],
+)
+def test_versions_that_are_labelled_early_are_dated_back_by_a_token(spans, dated):
+    def wire(spans):
+        return [{"version": str(version), "start": start, "end": end} for start, end, version in spans]
+
+    mixed = answer([7] * spans[-1][1]) | {"meta_info": {"weight_versions": wire(spans)}}
+    assert date_back(mixed)["meta_info"]["weight_versions"] == wire(dated)
 
 
 @pytest.mark.parametrize(("label", "version"), [("default", 0), ("0", 0), ("17", 17), ("v2", None), ("-1", None), ("", None)])

@@ -73,6 +73,18 @@ def test_a_continuation_needs_fewer_tokens_at_least_too():
     assert begin(this)["sampling_params"]["min_new_tokens"] == 1
 
 
+def test_an_answer_with_early_labels_is_dated_back():
+    this = call()
+    body = msgspec.json.decode(counted(begin(this), 6, "length"))
+    body["meta_info"]["weight_versions"] = [{"version": "1", "start": 0, "end": 2}, {"version": "2", "start": 2, "end": 6}]
+    exact = this.answered("e", 200, msgspec.json.encode(body))
+    dated = call().answered("e", 200, msgspec.json.encode(body), has_early_labels=True)
+    assert exact is not None
+    assert dated is not None
+    assert msgspec.json.decode(exact.body)["meta_info"]["weight_versions"][0]["end"] == 2
+    assert msgspec.json.decode(dated.body)["meta_info"]["weight_versions"][0]["end"] == 3
+
+
 def test_a_call_aborted_at_its_last_token_is_complete():
     this = call(max_new_tokens=2)
     reply = this.answered("e", 200, counted(begin(this), 2, "abort"))

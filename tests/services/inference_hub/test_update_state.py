@@ -61,4 +61,3 @@ def test_only_a_complete_set_is_ever_committed_and_an_end_is_final(steps: list[U
         else:
             assert state in TRANSITIONS[before]
     assert update.state is not UpdateState.COMMITTED
-    assert update.was_loading == (UpdateState.LOADING in steps and update.was_loading)

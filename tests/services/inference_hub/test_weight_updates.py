@@ -220,19 +220,30 @@ async def test_a_bucket_one_engine_refuses_fails_the_update(serve_hub, start_eng
 
 async def test_an_engine_that_hangs_in_a_broadcast_does_not_hang_the_hub(serve_hub, start_engine, make_trainer):
     engines = [await start_engine() for _ in range(2)]
-    engines[1].hanging.add("update_weights_from_distributed")
     async with serve_hub(*(engine.url for engine in engines), weight_update_timeout_s=0.5) as served:
         await ready(served, 2)
+        engines[1].hanging.add("update_weights_from_distributed")
         trainer = make_trainer(served)
         await trainer.form_group()
         _, begun = await trainer.begin(1)
         status, _ = await trainer.load(begun["update_id"], is_last=True)
         assert status in (409, 502)
-        await start_engine.kill(engines[1])
-        await served.wait_until(lambda: len(served.hub.registry.live) == 1, description="the dead engine is missed")
+        await served.wait_until(lambda: len(served.hub.registry.live) == 1, description="the hanging engine is given up")
         await trainer.form_group("epoch-2")
         await trainer.push(1)
         assert (await served.generate([1], 1))[0] == 200
+
+
+async def test_an_engine_that_hangs_while_joining_is_left_out_of_the_next_group(serve_hub, start_engine, make_trainer):
+    engines = [await start_engine() for _ in range(2)]
+    async with serve_hub(*(engine.url for engine in engines), weight_update_timeout_s=0.5) as served:
+        await ready(served, 2)
+        engines[1].hanging.add("init_weights_update_group")
+        trainer = make_trainer(served)
+        await trainer.form_group()
+        await served.wait_until(lambda: len(served.hub.registry.live) == 1, description="the hanging engine is given up")
+        assert (await trainer.form_group("epoch-2"))[1]["world_size"] == 2
+        assert (await trainer.push(1))[0] == 200
 
 
 async def test_only_one_update_runs_at_a_time(serve_hub, start_engine, make_trainer):

@@ -1,0 +1,81 @@
+import contextlib
+import re
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from services.env_agents.evaluation import EvaluationRequest, Evaluator
+from services.env_agents.registry import UnknownEnvironmentError
+from shared.environment_spec import EnvironmentLimits, EnvironmentSpec, ParquetTasks
+from shared.errors import ConfigurationError
+
+QUESTION = re.compile(r"user\n(\d+) \+ (\d+)<")
+
+
+@pytest.fixture
+async def calculator(registry, tmp_path):
+    path = tmp_path / "held_out.parquet"
+    table = {"question": [f"{n} + {n}" for n in range(6)], "answer": [str(2 * n) for n in range(6)]}
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    spec = EnvironmentSpec(
+        name="calculator",
+        import_path="examples.calculator:Calculator",
+        tasks=ParquetTasks(str(path)),
+        evaluation_tasks=ParquetTasks(str(path)),
+        limits=EnvironmentLimits(max_concurrent_episodes=2),
+    )
+    return await registry.register(spec)
+
+
+@pytest.fixture
+def holds():
+    return []
+
+
+@pytest.fixture
+def evaluator(registry, agent, renderer, holds):
+    @contextlib.contextmanager
+    def hold():
+        holds.append("held")
+        yield
+        holds.append("released")
+
+    return Evaluator(run_id="run", registry=registry, agent=agent, hold_rollouts=hold, decode=renderer.text)
+
+
+def adds_small_numbers(text: str) -> str:
+    left, right = map(int, QUESTION.findall(text)[-1])
+    return f"{left + right if left < 3 else 0}<|im_end|>"
+
+
+async def test_first_tasks_in_file_order_are_scored(evaluator, hub, calculator, holds):
+    hub.policy, hub.version = adds_small_numbers, 5
+    result = await evaluator.evaluate(EvaluationRequest(num_episodes=4, transcripts=2))
+    assert result.version == 5
+    statistics = result.results["calculator"]
+    assert (statistics.episodes, statistics.success_rate, statistics.mean_reward) == (4, 0.75, 0.75)
+    assert statistics.outcomes == {"completed": 4}
+    assert [(transcript.task_id, transcript.reward) for transcript in result.transcripts] == [("0", 1.0), ("1", 1.0)]
+    assert "POLICY\n2<|im_end|>" in result.transcripts[1].text
+    assert holds == ["held", "released"]
+    assert calculator.window.statistics().episodes == 0, "evaluations are no rollouts"
+
+
+async def test_no_more_tasks_are_played_than_there_are(evaluator, hub, calculator):
+    assert (await evaluator.evaluate(EvaluationRequest(num_episodes=100))).results["calculator"].episodes == 6
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+async def test_greedy_asks_for_the_most_likely_token(evaluator, hub, calculator, greedy):
+    await evaluator.evaluate(EvaluationRequest(num_episodes=1, greedy=greedy))
+    assert hub.requests[0]["sampling_params"]["temperature"] == (0.0 if greedy else 1.0)
+
+
+async def test_environments_without_held_out_tasks_are_left_out_unless_named(evaluator, registry, calculator, make_spec):
+    await registry.register(make_spec("other"))
+    assert set((await evaluator.evaluate(EvaluationRequest(num_episodes=1))).results) == {"calculator"}
+    with pytest.raises(ConfigurationError, match="only environments with evaluation_tasks can be evaluated; other has none"):
+        await evaluator.evaluate(EvaluationRequest(num_episodes=1, environments=("other",)))
+    with pytest.raises(UnknownEnvironmentError, match="did you mean 'calculator'"):
+        await evaluator.evaluate(EvaluationRequest(num_episodes=1, environments=("calculater",)))

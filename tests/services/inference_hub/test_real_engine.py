@@ -1,0 +1,157 @@
+"""The hub in front of a real SGLang engine, with the trainer's own weight push over gloo."""
+
+import asyncio
+import uuid
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3ForCausalLM
+
+from shared.configuration import WeightPushSection
+from shared.errors import WeightUpdateError
+from trainer.hub_client import HubClient
+from trainer.weight_push import WeightPusher
+from trainer.weight_transport import WeightGroup, flatten, listen
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture
+def model(tiny_model: Path) -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+
+
+def pusher_of(served) -> WeightPusher:
+    return WeightPusher(
+        HubClient(served.url, timeout_s=TIMEOUT_S),
+        WeightPushSection(backend="gloo", timeout_s=TIMEOUT_S),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        patience_s=TIMEOUT_S,
+    )
+
+
+def changed(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
+    """Another policy: the same architecture with weights moved far enough that log-probabilities differ by tenths."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model
+
+
+def logprobs(model: Qwen3ForCausalLM, prompt: list[int], output: list[int]) -> torch.Tensor:
+    """[T] log-probability of each output token."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(output)[:, None])[:, 0]
+
+
+def behaviour(answer: dict) -> torch.Tensor:
+    return torch.tensor([entry[0] for entry in answer["meta_info"]["output_token_logprobs"]])
+
+
+def request(prompt: list[int], length: int, *, temperature: float = 1.0) -> dict:
+    return {"input_ids": prompt, "sampling_params": {"max_new_tokens": length, "temperature": temperature, "ignore_eos": True}}
+
+
+async def synced(served, model: Qwen3ForCausalLM) -> WeightPusher:
+    """Pushes the model as version 0, as a trainer does when it starts: earlier tests left the engine with other weights."""
+    await served.wait_until(lambda: bool(served.hub.registry.live), description="the engine is alive")
+    pusher = pusher_of(served)
+    await asyncio.to_thread(pusher.push, list(model.named_parameters()), 0)
+    return pusher
+
+
+async def push(pusher: WeightPusher, model: Qwen3ForCausalLM, version: int) -> None:
+    await asyncio.to_thread(pusher.push, list(model.named_parameters()), version)
+
+
+async def test_an_answer_has_the_policys_logprobs(serve_hub, engine_url, model):
+    async with serve_hub(engine_url) as served:
+        pusher = await synced(served, model)
+        status, answer = await served.generate(PROMPT, 32)
+        pusher.close()
+    assert status == 200
+    assert answer["meta_info"]["weight_versions"] == [{"version": "0", "start": 0, "end": len(answer["output_ids"])}]
+    torch.testing.assert_close(behaviour(answer), logprobs(model, PROMPT, answer["output_ids"]), atol=1e-4, rtol=0)
+
+
+async def test_an_aborted_request_is_joined_as_if_it_had_never_stopped(serve_hub, engine_url, model):
+    async with serve_hub(engine_url) as served:
+        pusher = await synced(served, model)
+        _, expected = await served.post("/generate", request(PROMPT, 400, temperature=0.0))
+        call = asyncio.create_task(served.post("/generate", request(PROMPT, 400, temperature=0.0)))
+        (engine,) = served.hub.registry.routable
+        for _ in range(3):
+            await served.wait_until(lambda: engine.num_outstanding_calls == 1, description="the engine has the call")
+            await asyncio.sleep(0.3)
+            await engine.client.post("abort_request", {"rid": "", "abort_all": True}, timeout_s=TIMEOUT_S)
+        status, answer = await call
+        num_resumed_tokens = served.hub.metrics.collectors.get_sample_value("headrace_hub_resumed_tokens_total")
+        pusher.close()
+    assert status == 200
+    assert num_resumed_tokens > 0
+    assert answer["output_ids"] == expected["output_ids"]
+    assert answer["meta_info"]["finish_reason"] == expected["meta_info"]["finish_reason"]
+    assert answer["meta_info"]["weight_versions"] == [{"version": "0", "start": 0, "end": 400}]
+    torch.testing.assert_close(behaviour(answer), behaviour(expected), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+async def test_an_update_in_flight_is_exact_to_the_token(serve_hub, engine_url, model, tiny_model, mode):
+    async with serve_hub(engine_url) as served:
+        pusher = await synced(served, model)
+        pusher._settings = WeightPushSection(backend="gloo", timeout_s=TIMEOUT_S, mode=mode)
+        new = changed(Qwen3ForCausalLM.from_pretrained(tiny_model, dtype=torch.float32))
+        calls = [asyncio.create_task(served.post("/generate", request([20 + i, *PROMPT], 400))) for i in range(4)]
+        (engine,) = served.hub.registry.routable
+        await served.wait_until(lambda: engine.num_outstanding_calls == 4, description="the engine has the calls")
+        await asyncio.sleep(0.3)
+        await push(pusher, new, 1)
+        answers = [answer for _, answer in await asyncio.gather(*calls)]
+        after = (await served.generate(PROMPT, 16))[1]
+        pusher.close()
+    torch.testing.assert_close(behaviour(after), logprobs(new, PROMPT, after["output_ids"]), atol=1e-4, rtol=0)
+    for i, answer in enumerate(answers):
+        spans = answer["meta_info"]["weight_versions"]
+        assert [span["version"] for span in spans] == ["0", "1"]
+        boundary = spans[0]["end"]
+        old = logprobs(model, [20 + i, *PROMPT], answer["output_ids"])
+        difference = (behaviour(answer) - old).abs()
+        assert difference[:boundary].max() <= 1e-4
+        assert difference[boundary] > 1e-4
+
+
+async def test_a_trainer_that_dies_in_a_broadcast_is_survived(serve_hub, engine_url, model):
+    async with serve_hub(engine_url) as served:
+        (await synced(served, model)).close()
+        hub = HubClient(served.url, timeout_s=TIMEOUT_S)
+        timeout = timedelta(seconds=TIMEOUT_S)
+        store = listen("127.0.0.1", timeout=timeout)
+        reply = await asyncio.to_thread(
+            hub.form_group, epoch=uuid.uuid4().hex, master_address="127.0.0.1", master_port=store.port, backend="gloo"
+        )
+        group = await asyncio.to_thread(
+            WeightGroup, store, name=reply.group_name, world_size=reply.world_size, backend="gloo", timeout=timeout
+        )
+        await asyncio.to_thread(hub.wait_group_ready, group.name)
+        update_id = await asyncio.to_thread(hub.begin_update, group_name=group.name, version=1, mode="in_place")
+        held = asyncio.create_task(served.generate(PROMPT, 8))
+        [bucket] = flatten(model.named_parameters(), dtype=torch.float32, bucket_bytes=2**30, device=torch.device("cpu"))
+        group.close()
+        with pytest.raises(WeightUpdateError, match=engine_url):
+            await asyncio.to_thread(hub.load_bucket, update_id, bucket, is_last=True)
+        assert not served.hub.registry.routable
+        pusher = pusher_of(served)
+        await push(pusher, model, 1)
+        pusher.close()
+        hub.close()
+        status, answer = await held
+    assert status == 200
+    assert answer["meta_info"]["weight_versions"][0]["version"] == "1"

@@ -1,0 +1,55 @@
+"""What a run ever wrote to its stream, read from the append-only file of its Redis: a witness that no process of ours can edit."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shared import trajectory as trajectories
+from shared.keys import Keys
+from shared.trajectory import Trajectory
+
+
+@dataclass
+class StreamHistory:
+    """Every trajectory that entered the stream, those that left it again, and how many groups the ledger says were discarded."""
+
+    entered: dict[str, Trajectory] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
+    num_discarded_groups: int = 0
+
+    @property
+    def remaining(self) -> set[str]:
+        return self.entered.keys() - self.left
+
+
+def read_stream_history(redis_directory: Path, keys: Keys) -> StreamHistory:
+    history = StreamHistory()
+    id_by_entry: dict[bytes, str] = {}
+    stream, ledger = keys.trajectories.encode(), keys.ledger.encode()
+    for name, *arguments in _commands(redis_directory):
+        command = (name.upper(), arguments[0]) if arguments else (name.upper(), b"")
+        if command == (b"XADD", stream):
+            entry, fields = arguments[1], dict(zip(arguments[2::2], arguments[3::2], strict=True))
+            trajectory = trajectories.decode(fields[b"trajectory"])
+            assert trajectory.trajectory_id not in history.entered, "a trajectory entered the stream twice"
+            history.entered[trajectory.trajectory_id] = trajectory
+            id_by_entry[entry] = trajectory.trajectory_id
+        elif command == (b"XDEL", stream):
+            history.left.update(id_by_entry[entry] for entry in arguments[1:])
+        elif command == (b"HINCRBY", ledger) and arguments[1] == b"discarded":
+            history.num_discarded_groups += int(arguments[2])
+    return history
+
+
+def _commands(directory: Path) -> Iterator[list[bytes]]:
+    """The commands of *.aof files: `*<count>` then `$<length>` and as many bytes, for each word."""
+    for path in sorted(directory.rglob("*.aof")):
+        with path.open("rb") as file:
+            while (line := file.readline()).startswith(b"*"):
+                yield [_word(file.readline(), file.read) for _ in range(int(line[1:]))]
+
+
+def _word(length_line: bytes, read) -> bytes:
+    word = read(int(length_line[1:]))
+    assert read(2) == b"\r\n"
+    return word

@@ -1,0 +1,77 @@
+"""DESIGN's invariants, checked from outside on the whole system: what it wrote to its files, to Redis, and to the process table."""
+
+import numpy as np
+import pytest
+
+from shared import versions
+from tests.stack.standalone_run import StandaloneRun
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+
+
+def check_lineage(run: StandaloneRun, *, num_updates: int) -> None:
+    """Nothing stale, nothing trained twice, nothing lost; every sampled token with its logprob and version."""
+    history = run.stream_history()
+    lineage = run.lineage
+    assert [line.version for line in lineage] == list(range(1, num_updates + 1))
+    trained = [trajectory_id for line in lineage for trajectory_id in line.trajectory_ids]
+    assert len(trained) == len(set(trained)), "a trajectory was trained twice in one lineage"
+    assert set(trained) <= history.entered.keys()
+    given_up = {history.entered[trajectory_id].group_id for trajectory_id in history.left - set(trained)}
+    assert len(given_up) == history.num_discarded_groups, "a finished trajectory left the stream neither trained nor discarded"
+
+    ratio = run.configuration.rollout.async_generation_ratio
+    for line in lineage:
+        for trajectory_id in line.trajectory_ids:
+            trajectory = history.entered[trajectory_id]
+            is_sampled = trajectory.loss_mask == 1
+            assert is_sampled.any()
+            assert (trajectory.token_versions[is_sampled] >= 0).all()
+            assert (trajectory.logprobs[is_sampled] < 0).all()
+            assert np.isfinite(trajectory.logprobs).all()
+            assert (trajectory.logprobs[~is_sampled] == 0).all()
+            assert versions.lag(line.version - 1, trajectory.oldest_version) <= ratio
+
+
+def test_whole_system_trains_and_keeps_its_invariants(new_run):
+    run = new_run(num_updates=4, checkpoint_every=4)
+    run.start()
+    run.wait_until((run.directory / "run.yaml").is_file, description="its resolved run file")
+    seen = []
+
+    def has_trained() -> bool:
+        if books := run.books():
+            seen.append(books)
+        return len(run.lineage) == 4
+
+    run.wait_until(has_trained, description="four updates")
+    assert run.wait() == 0, run.output[-5000:]
+    assert run.left_processes() == []
+
+    assert len(seen) > 10
+    assert all(books.is_balanced for books in seen)
+    for books in seen:
+        discarded = sum(books.discarded.values())
+        assert books.started - discarded <= (books.version + 1 + books.async_generation_ratio) * books.batch_groups
+    check_lineage(run, num_updates=4)
+    assert {path.name for path in (run.directory / "logs").iterdir()} == {
+        f"{name}.log" for name in ("redis", "engine-0", "hub", "agents", "trainer")
+    }
+
+
+def test_killed_trainer_loses_nothing_and_trains_nothing_twice(new_run):
+    run = new_run(num_updates=6, checkpoint_every=2)
+    run.start()
+    run.wait_until(lambda: len(run.lineage) >= 3, description="an update after the first checkpoint")
+    run.kill_trainer()
+    assert run.wait() == 1
+    assert "trainer exited with status 247 (killed by SIGKILL)" in run.output
+    assert run.left_processes() == []
+    trained_before = {trajectory_id for line in run.lineage for trajectory_id in line.trajectory_ids}
+
+    run.start()
+    assert run.wait() == 0, run.output[-5000:]
+    assert run.left_processes() == []
+    check_lineage(run, num_updates=6)
+    trained = {trajectory_id for line in run.lineage for trajectory_id in line.trajectory_ids}
+    assert trained_before <= trained | run.stream_history().remaining

@@ -1,0 +1,85 @@
+"""From groups to a plan and to a line of metrics; and publishing when the reply to a publish was lost."""
+
+import msgspec
+import pytest
+
+from shared.configuration import Configuration, RolloutSection, RunSection
+from shared.errors import LedgerError
+from tests.trainer.learning import section
+from tests.trainer.records import episode
+from trainer.assembly import Group
+from trainer.lead import Batch, Lead, plan_batch, update_metrics
+from trainer.learner import Learned
+from trainer.measures import Measures
+from trainer.weight_push import PushTimes
+
+
+@pytest.fixture
+def configuration(tmp_path):
+    return Configuration(
+        run=RunSection(id="run", directory=str(tmp_path), model_path="model"),
+        rollout=RolloutSection(rollout_batch_size=2, num_return_sequences_in_group=2),
+        trainer=section(scale_by_std=False, ppo_max_token_len_per_gpu=20),
+    )
+
+
+def group(group_id, *, oldest_version=0, size=2, broken=()):
+    episodes = tuple(
+        episode(group_id, index, group_size=size, oldest_version=oldest_version, is_trainable=index not in broken)
+        for index in range(size)
+    )
+    return Group(group_id, size, episodes)
+
+
+def batch(configuration, groups, version=1):
+    return Batch(tuple(groups), plan_batch(groups, version, configuration, 1), wait_s=1.0, plan_s=0.5)
+
+
+def test_advantages_are_relative_to_the_groups_own_trainable_episodes(configuration):
+    plan = plan_batch([group("a"), group("b", size=3, broken=(0,))], 4, configuration, 1)
+    planned = {row.entry_id: row.advantage for share in plan.shares for rows in share for row in rows}
+    assert planned == {"a/0": -0.5, "a/1": 0.5, "b/1": -0.5, "b/2": 0.5}
+    assert (plan.version, plan.num_sequences, plan.num_sampled_tokens) == (4, 4, 16)
+
+
+def test_plan_survives_the_way_to_other_ranks(configuration):
+    plan = plan_batch([group("a"), group("b")], 4, configuration, 2)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=type(plan)) == plan
+
+
+def test_metrics_of_an_update(configuration):
+    subject = batch(configuration, [group("a", oldest_version=1), group("b", oldest_version=0)])
+    learned = Learned(Measures(0.1, 0.0, 1.0, 1.0, 0.0, None, None), grad_norm=2.0, learning_rate=1e-4)
+    metrics = update_metrics(subject, learned, PushTimes(0.3, 0.1, 0.06, 0.05), fetch_s=0.25, train_s=2.0)
+    assert (metrics.update, metrics.version, metrics.lag_max, metrics.lag_mean) == (2, 2, 1, 0.5)
+    assert (metrics.reward_mean, metrics.success_rate) == (0.5, 0.5)
+    assert (metrics.wait_prev_gen_s, metrics.assemble_s, metrics.train_s) == (1.0, 0.75, 2.0)
+    assert (metrics.num_groups, metrics.num_trajectories, metrics.num_tokens, metrics.num_sampled_tokens) == (2, 4, 40, 16)
+
+
+class Ledger:
+    """Refuses a publish that it has carried out already, as after a lost reply."""
+
+    def __init__(self, version):
+        self.version = version
+
+    def publish(self, version, group_ids):
+        raise LedgerError(f"the next version to publish is {self.version + 1}, got {version}")
+
+    def books(self):
+        return self
+
+
+def lead_with(configuration, ledger):
+    return Lead(configuration, reader=None, ledger=ledger, pusher=None, evaluations=None, tracker=None, stop=None)
+
+
+def test_a_publish_whose_reply_was_lost_counts(configuration, tmp_path):
+    lead_with(configuration, Ledger(version=2)).publish(batch(configuration, [group("a")]), 2)
+    (line,) = [msgspec.json.decode(text) for text in (tmp_path / "lineage.jsonl").read_text().splitlines()]
+    assert line == {"version": 2, "group_ids": ["a"], "trajectory_ids": ["a-0", "a-1"], "lag_max": 1}
+
+
+def test_a_publish_that_the_books_do_not_allow_is_an_error(configuration):
+    with pytest.raises(LedgerError, match="the next version to publish is 6, got 2"):
+        lead_with(configuration, Ledger(version=5)).publish(batch(configuration, [group("a")]), 2)

@@ -1,0 +1,180 @@
+"""The trainer as a process: its command line, its files, and what it leaves when it is stopped or killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from shared.ledger import TrainingLedger
+from tests.trainer.run_support import AcceptingHub, InstantAgents
+
+BATCH_GROUPS, GROUP_SIZE = 3, 2
+
+
+@pytest.fixture
+def hub():
+    with AcceptingHub() as hub:
+        thread = threading.Thread(target=hub.serve_forever)
+        thread.start()
+        yield hub
+        hub.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def agents(redis_url, keys):
+    agents = InstantAgents(redis_url, keys, group_size=GROUP_SIZE, batch_groups=BATCH_GROUPS, async_generation_ratio=1.0)
+    agents.start()
+    yield agents
+    agents.stop()
+
+
+@pytest.fixture
+def run_file(tmp_path, model_path, redis_url, keys, hub):
+    """The run file of a small run; its folder is the run directory."""
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        json.dumps(
+            {
+                "run": {"id": keys.run_id, "directory": str(tmp_path), "model_path": str(model_path)},
+                "redis": {"url": redis_url},
+                "rollout": {"rollout_batch_size": BATCH_GROUPS, "num_return_sequences_in_group": GROUP_SIZE},
+                "engines": {"device": "cpu", "dtype": "float32"},
+                "inference_hub": {"url": hub.address},
+                "trainer": {
+                    "num_updates": 4,
+                    "dtype": "float32",
+                    "learning_rate": 1e-4,
+                    "max_logprob_mismatch": 100.0,
+                    "generation_timeout_s": 60,
+                    "weight_push": {"backend": "gloo", "timeout_s": 30},
+                    "checkpoint": {"every_updates": 2},
+                },
+            }
+        )
+    )
+    return path
+
+
+@pytest.fixture
+def start(repository):
+    """Starts trainers, and ends those that still run."""
+    processes = []
+
+    def start(run_file: Path, *overrides: str, launcher=(sys.executable,)) -> subprocess.Popen:
+        command = [*launcher, str(repository / "trainer" / "train.py"), "--config", str(run_file)]
+        for override in overrides:
+            command += ["--set", override]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment.pop("LOCAL_RANK", None)
+        processes.append(
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            )
+        )
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def wait_for_update(process, number):
+    """Reads the console until the line of update `number`."""
+    for line in process.stdout:
+        if line.startswith(f"update {number}/"):
+            return
+    pytest.fail(f"the trainer ended before update {number}: {process.stderr.read()}")
+
+
+def finished(process):
+    output, errors = process.communicate(timeout=100)
+    return process.returncode, output, errors
+
+
+def living_lineage(run_directory):
+    """Groups by version, the later line of a version counting."""
+    return {line["version"]: line["group_ids"] for line in lines(run_directory / "lineage.jsonl")}
+
+
+def test_help_shows_examples(repository):
+    command = [sys.executable, str(repository / "trainer" / "train.py"), "--help"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "deepspeed trainer/train.py --config run.yaml" in completed.stdout
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("trainer.learning_rat=1", "unknown key 'trainer.learning_rat'; did you mean 'learning_rate'?"),
+        ("redis.url=redis://127.0.0.1:1/0", "redis.url must be the address of a Redis that runs"),
+        ("trainer.deepspeed={gradient_clipping: 7}", "trainer.deepspeed.gradient_clipping is 7"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(start, run_file, override, sentence):
+    status, _, errors = finished(start(run_file, override))
+    said = [line for line in errors.splitlines() if not line.startswith("[")]
+    assert status == 2
+    assert len(said) == 1
+    assert sentence in said[0]
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_run_leaves_metrics_lineage_and_checkpoints(start, run_file, agents, hub, redis_client, keys, free_port, num_ranks):
+    deepspeed = (str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", str(num_ranks), "--master_port", str(free_port))
+    status, _, errors = finished(start(run_file, launcher=deepspeed if num_ranks > 1 else (sys.executable,)))
+    assert status == 0, errors
+    assert hub.versions == [0, 1, 2, 3, 4]
+    metrics = lines(run_file.parent / "metrics.jsonl")
+    assert [line["version"] for line in metrics] == [1, 2, 3, 4]
+    assert {line["num_trajectories"] for line in metrics} == {BATCH_GROUPS * GROUP_SIZE}
+    assert all(line["lag_max"] <= 1 for line in metrics)
+    assert sorted(path.name for path in (run_file.parent / "checkpoints").iterdir()) == ["v00002", "v00004"]
+    assert Counter(len(groups) for groups in living_lineage(run_file.parent).values()) == {BATCH_GROUPS: 4}
+    books = TrainingLedger(redis_client, keys).books()
+    assert books.is_balanced
+    assert (books.version, books.trained, books.unsaved) == (4, 4 * BATCH_GROUPS, 0)
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(240)
+def test_stopped_it_saves_killed_it_resumes_and_no_group_trains_twice(start, run_file, agents, redis_client, keys):
+    endless = "trainer.num_updates=1000"
+    process = start(run_file, endless, "trainer.checkpoint.every_updates=1000")
+    wait_for_update(process, 3)
+    process.send_signal(signal.SIGTERM)
+    status, _, errors = finished(process)
+    assert status == 0, errors
+    (stopped_at,) = [int(path.name[1:]) for path in (run_file.parent / "checkpoints").iterdir()]
+    assert stopped_at >= 3
+
+    process = start(run_file, endless, "trainer.checkpoint.every_updates=1000")
+    wait_for_update(process, stopped_at + 2)
+    process.kill()
+    process.wait()
+
+    last = stopped_at + 6
+    status, output, errors = finished(start(run_file, f"trainer.num_updates={last}"))
+    assert status == 0, errors
+    assert f"resuming at version {stopped_at}" in output
+    trained = living_lineage(run_file.parent)
+    assert sorted(trained) == list(range(1, last + 1))
+    counts = Counter(group for groups in trained.values() for group in groups)
+    assert set(counts.values()) == {1}
+    books = TrainingLedger(redis_client, keys).books()
+    assert books.is_balanced
+    assert (books.version, books.trained, books.discarded) == (last, last * BATCH_GROUPS, {})

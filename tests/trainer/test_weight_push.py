@@ -1,0 +1,186 @@
+"""The exchange with the hub, over real HTTP and a real gloo group; the hub is scripted, to fail where it should."""
+
+import json
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+
+from shared.configuration import WeightPushSection
+from shared.errors import EngineError, WeightUpdateError
+from trainer import weight_push
+from trainer.hub_client import HubClient
+from trainer.weight_push import WeightPusher, reachable_address
+
+WEIGHTS = [("a.weight", torch.arange(12.0).reshape(3, 4)), ("b.weight", torch.ones(5))]
+COMMIT = {"version": 3, "pause_s": 0.05, "pause_call_s": 0.01, "load_s": 0.03, "resume_s": 0.01}
+
+
+class Hub(ThreadingHTTPServer):
+    """Answers as the inference hub does. `refusals` are (path prefix, status, body) to answer once each, first match first."""
+
+    def __init__(self, script, folder):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script, self.folder = script, folder
+        self.calls, self.refusals, self.engines = [], [], []
+        self.num_groups = 0
+        self.description = None
+
+    @property
+    def address(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def answer(self, method, path, body):
+        self.calls.append((method, path.split("/")[1], path.rpartition("/")[2] if path.count("/") > 1 else "", body))
+        for refusal in self.refusals:
+            if path.startswith(refusal[0]):
+                self.refusals.remove(refusal)
+                return refusal[1:]
+        if path == "/weight_groups":
+            return 200, self.form_group(body)
+        if path == "/weight_updates":
+            return 200, {"update_id": "u1"}
+        if path == "/engines":
+            return 200, [{"id": "e", "url": "http://127.0.0.1:9", "state": "ready"}]
+        return 200, COMMIT if path.endswith("/commit") else {"state": "loading"}
+
+    def form_group(self, body):
+        self.num_groups += 1
+        name = f"headrace-{body['epoch']}"
+        arguments = [body["master_address"], str(body["master_port"]), "1", "2", name, json.dumps(self.description)]
+        output = self.folder / f"engine-{self.num_groups}.pt"
+        self.engines.append(subprocess.Popen([sys.executable, str(self.script), *arguments, str(output)], stdin=subprocess.PIPE))
+        return {"group_name": name, "world_size": 2, "engines": [{"id": "e", "url": "http://127.0.0.1:9", "rank_offset": 1}]}
+
+    def received(self):
+        assert self.engines[-1].wait(60) == 0
+        return torch.load(self.folder / f"engine-{self.num_groups}.pt")
+
+
+class Handler(BaseHTTPRequestHandler):
+    def respond(self):
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "null")
+        status, reply = self.server.answer(self.command, self.path, body)
+        payload = json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    do_GET = do_POST = do_DELETE = respond
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(repository, tmp_path):
+    with Hub(repository / "tests" / "trainer" / "engine_peer.py", tmp_path) as hub:
+        hub.description = [
+            {"names": ["a.weight"], "dtypes": ["float32"], "shapes": [[3, 4]]},
+            {"names": ["b.weight"], "dtypes": ["float32"], "shapes": [[5]]},
+        ]
+        thread = threading.Thread(target=hub.serve_forever)
+        thread.start()
+        yield hub
+        hub.shutdown()
+        thread.join()
+        for engine in hub.engines:
+            engine.stdin.close()
+            engine.kill()
+            engine.wait()
+
+
+@pytest.fixture
+def pusher(hub, one_rank, monkeypatch):
+    monkeypatch.setattr(weight_push, "RETRY_S", 0.01)
+    monkeypatch.setattr(weight_push, "MIB", 48)
+    pusher = new_pusher(hub.address)
+    yield pusher
+    pusher.close()
+
+
+def new_pusher(address, *, patience_s=30.0):
+    settings = WeightPushSection(backend="gloo", bucket_mib=1, timeout_s=30.0)
+    return WeightPusher(
+        HubClient(address, timeout_s=30.0), settings, dtype=torch.float32, device=torch.device("cpu"), patience_s=patience_s
+    )
+
+
+def paths(hub):
+    return [" ".join(filter(None, (method, first, last))) for method, first, last, _ in hub.calls]
+
+
+FORMED = ["GET engines", "POST weight_groups", "POST weight_groups ready"]
+
+
+def test_a_push_follows_the_exchange_and_every_bit_arrives(hub, pusher):
+    times = pusher.push(WEIGHTS, 3)
+    buckets = ["POST weight_updates buckets", "POST weight_updates buckets"]
+    assert paths(hub) == [*FORMED, "POST weight_updates", *buckets, "POST weight_updates commit"]
+    assert hub.calls[3][3] == {"group_name": hub.calls[3][3]["group_name"], "version": 3, "mode": "in_place"}
+    bodies = [body for _, _, last, body in hub.calls if last == "buckets"]
+    assert [body["is_last"] for body in bodies] == [False, True]
+    assert all(body["load_format"] == "flattened_bucket" for body in bodies)
+    received = hub.received()
+    assert all(torch.equal(received[name], weight) for name, weight in WEIGHTS)
+    assert (times.pause_s, times.load_s) == (0.05, 0.03)
+
+
+def test_the_group_is_kept_from_push_to_push(hub, pusher):
+    hub.description *= 2
+    pusher.push(WEIGHTS, 3)
+    pusher.push(WEIGHTS, 4)
+    assert hub.num_groups == 1
+
+
+def test_a_stale_group_is_formed_anew_under_another_epoch(hub, pusher):
+    pusher.push(WEIGHTS, 3)
+    hub.refusals.append(("/weight_updates", 409, {"detail": "an engine joined", "code": "group_stale"}))
+    pusher.push(WEIGHTS, 4)
+    epochs = [body["epoch"] for method, first, last, body in hub.calls if (method, first, last) == ("POST", "weight_groups", "")]
+    assert len(set(epochs)) == 2
+    assert set(hub.received()) == {"a.weight", "b.weight"}
+
+
+def test_without_an_engine_the_trainer_waits_for_one(hub, pusher):
+    hub.refusals += [("/weight_groups", 409, {"detail": "no engine", "code": "no_engine"})] * 7
+    pusher.push(WEIGHTS, 0)
+    assert set(hub.received()) == {"a.weight", "b.weight"}
+
+
+def test_a_failed_load_is_abandoned_and_the_whole_set_is_sent_again(hub, pusher):
+    hub.refusals.append(("/weight_updates/u1/buckets", 502, {"detail": "engine e failed to load", "code": None}))
+    pusher.push(WEIGHTS, 3)
+    assert "DELETE weight_updates u1" in paths(hub)
+    assert hub.num_groups == 2
+    assert set(hub.received()) == {"a.weight", "b.weight"}
+
+
+def test_a_load_that_fails_every_time_ends_in_the_hubs_sentence(hub, pusher):
+    hub.description = None  # Engines join, and never take part in a broadcast.
+    hub.refusals += [("/weight_updates/u1/buckets", 502, {"detail": "engine e has no weight of that name", "code": None})] * 99
+    with pytest.raises(WeightUpdateError, match="engine e has no weight of that name"):
+        pusher.push(WEIGHTS, 3)
+    assert hub.num_groups == weight_push.MAX_FAILURES
+
+
+def test_a_hub_that_is_away_is_a_sentence(one_rank, free_port):
+    pusher = new_pusher(f"http://127.0.0.1:{free_port}", patience_s=0.0)
+    with pytest.raises(EngineError, match=f"the inference hub at http://127.0.0.1:{free_port} must answer GET /engines"):
+        pusher.push(WEIGHTS, 0)
+    pusher.close()
+
+
+def test_an_answer_that_is_not_the_hubs_is_a_sentence(hub, pusher, monkeypatch):
+    monkeypatch.setattr(weight_push, "MAX_FAILURES", 1)
+    hub.refusals.append(("/engines", 200, {"something": "else"}))
+    with pytest.raises(WeightUpdateError, match="answered GET /engines with status 200"):
+        pusher.push(WEIGHTS, 0)
+
+
+def test_engines_on_this_machine_are_reached_by_loopback():
+    assert reachable_address(["http://127.0.0.1:30000", "http://localhost:30001"]) == "127.0.0.1"
