@@ -8,8 +8,8 @@ EXAMPLES = """examples:
   python -m examples.tiny_policy --output runs/demo/policy
   python -m examples.tiny_policy --output runs/policy-1 --seed 1
 
-The directory then holds a Hugging Face model with its tokenizer, train.parquet, heldout.parquet and recipe.json, which says how well
-the policy does on the held-out tasks. The same seed makes the same policy on the same machine.
+The directory then holds a Hugging Face model with its tokenizer, train.parquet, heldout.parquet and recipe.json, which says how
+well the policy does on the held-out tasks. The same seed makes the same policy on the same machine.
 """
 
 

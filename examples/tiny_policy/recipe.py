@@ -60,8 +60,8 @@ def make(directory: Path, *, seed: int, num_train: int, num_held_out: int) -> No
     }
     (directory / "recipe.json").write_text(json.dumps(summary, indent=2) + "\n")
     console.print(
-        f"policy of {policy.num_parameters():,} parameters in {directory} after {summary['seconds']:.0f} s: success on unseen tasks "
-        f"{fit.sampled:.2f} sampled, {fit.greedy:.2f} greedy"
+        f"{policy.num_parameters():,} parameters in {directory} after {summary['seconds']:.0f} s: "
+        f"success on unseen tasks {fit.sampled:.2f} sampled, {fit.greedy:.2f} greedy"
     )
 
 

@@ -6,7 +6,7 @@ training or all held out. Demonstrations and training draw from one side, evalua
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import count
@@ -85,12 +85,12 @@ def write_task_files(directory: Path, *, num_train: int, num_held_out: int, seed
     train = distinct_questions(Side.TRAIN, num_train, seed=seed)
     held_out = distinct_questions(Side.HELD_OUT, num_held_out, seed=seed)
     if shared := operands_of(train) & operands_of(held_out):
-        raise ValueError(f"training and held-out questions must share no operands, got {sorted(shared)[0]} in both")
+        raise ValueError(f"training and held-out questions must share no operands, got {min(shared)} in both")
     for side, rows in ((Side.TRAIN, train), (Side.HELD_OUT, held_out)):
         table = pyarrow.Table.from_pylist([asdict(row) for row in rows])
         pyarrow.parquet.write_table(table, directory / f"{side}.parquet")
 
 
-def operands_of(rows: Collection[Question]) -> set[Sequence[int]]:
+def operands_of(rows: Collection[Question]) -> set[tuple[int, ...]]:
     """The operands of each question, in ascending order."""
     return {tuple(sorted(int(operand) for operand in re.findall(r"\d+", row.expression))) for row in rows}

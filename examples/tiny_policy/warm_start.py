@@ -93,7 +93,7 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -
 def _train_step(policy: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: Sequence[Demonstration]) -> Fit:
     logprobs_N, is_best_N, row_N = _assistant_logprobs(policy, batch)
     optimizer.zero_grad()
-    (-logprobs_N.mean()).backward()
+    torch.autograd.backward(-logprobs_N.mean())
     torch.nn.utils.clip_grad_norm_(policy.parameters(), MAX_GRAD_NORM)
     optimizer.step()
     return _fit(logprobs_N.detach(), is_best_N, row_N)

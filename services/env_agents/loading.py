@@ -98,7 +98,7 @@ def _factory(target: Any, import_path: str, arguments: dict[str, Any]) -> Enviro
 
         return lambda: GymnasiumEnvironment(target, **arguments)
     raise ConfigurationError(
-        f"import_path must name an Environment or a gymnasium.Env, got {import_path!r}, a {type(target).__name__}"
+        f"import_path must name an Environment or gymnasium.Env, got {import_path!r}, a {type(target).__name__}"
     )
 
 

@@ -83,6 +83,7 @@ class RolloutLoop:
         self._credit_by_name: dict[str, float] = {}
         self._recording: set[asyncio.Task[None]] = set()
         self._num_holds = 0
+        self._is_redis_away = False
         self._stopping = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
 
@@ -277,15 +278,20 @@ class RolloutLoop:
         backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
-                return await call()
+                answer = await call()
             except REDIS_AWAY as error:
                 self._note_failure(error)
+            else:
+                self._is_redis_away = False
+                return answer
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 
     def _note_failure(self, error: Exception) -> None:
         self._metrics.redis_failures.inc()
-        _logger.warning("Redis is away: %s", error)
+        if not self._is_redis_away:  # Once, rather than for every episode that waits.
+            _logger.warning("Redis is away; finished episodes wait for it: %s", error)
+        self._is_redis_away = True
 
 
 async def _cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -20,7 +20,10 @@ from shared.configuration import Configuration, load
 from shared.errors import ConfigurationError, ProcessError
 
 RUN_FILE = REPOSITORY / "examples" / "demo.yaml"
-POLICY_TAIL_LINES = 20
+RUN_FILE_DIRECTORY = "runs/demo"
+"""Where the run file has its paths."""
+OVERRIDES = ("redis.url=redis://127.0.0.1:0/0", "inference_hub.port=0", "env_agents.port=0")
+"""Whatever else runs on this machine."""
 
 
 @dataclass
@@ -35,11 +38,11 @@ def run(directory: Path, *, seed: int, overrides: Sequence[str]) -> int:
     started = time.monotonic()
     console = Console(highlight=False)
     _make_room(directory, console)
-    with DemoDisplay(console, directory) as display:
-        _make_policy(directory / "policy", seed, display)
-        configuration = _configuration(directory, seed, overrides)
-        display.expect(configuration.trainer.num_updates)
-        account = _train(configuration, display)
+    run_file = _write_run_file(directory)
+    _make_policy(directory / "policy", seed)
+    configuration = load(run_file, overrides=(*OVERRIDES, f"run.seed={seed}", *overrides), environment_variables={})
+    with DemoDisplay(console, directory, num_updates=configuration.trainer.num_updates) as display:
+        account = _train(configuration, display, source=run_file)
     if account is None:
         return SIGNAL_STATUS
     report.show(console, directory, account, minutes=(time.monotonic() - started) / 60)
@@ -55,35 +58,24 @@ def _make_room(directory: Path, console: Console) -> None:
     directory.mkdir(parents=True)
 
 
-def _make_policy(directory: Path, seed: int, display: DemoDisplay) -> None:
-    """Runs the recipe in a process of its own. Raises: ProcessError if it fails."""
+def _make_policy(directory: Path, seed: int) -> None:
+    """Runs the recipe in a process of its own, which shows its own progress. Raises: ProcessError if it fails."""
     command = [sys.executable, "-m", "examples.tiny_policy", "--output", str(directory), "--seed", str(seed)]
-    last_lines: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            display.policy_line(line.rstrip())
-            last_lines = [*last_lines[1 - POLICY_TAIL_LINES :], line.rstrip()]
-    if process.returncode != 0:
-        raise ProcessError(f"the recipe of the tiny policy failed with status {process.returncode}", last_lines=last_lines)
+    status = subprocess.run(command, check=False).returncode
+    if status != 0:
+        raise ProcessError(f"the recipe of the tiny policy failed with status {status}; what it printed says why", last_lines=[])
 
 
-def _configuration(directory: Path, seed: int, overrides: Sequence[str]) -> Configuration:
-    """The demo's run file, with everything that could clash on this machine chosen anew."""
-    own = (
-        f"run.directory={directory}",
-        f"run.model_path={directory / 'policy'}",
-        f"run.seed={seed}",
-        "redis.url=redis://127.0.0.1:0/0",
-        "inference_hub.port=0",
-        "env_agents.port=0",
-    )
+def _write_run_file(directory: Path) -> Path:
+    """The demo's run file with its paths in `directory`. Raises: ConfigurationError if this is no checkout."""
     if not RUN_FILE.is_file():
         raise ConfigurationError(f"the demo needs the checkout's examples, and there is no {RUN_FILE}; run it from a clone")
-    return load(RUN_FILE, overrides=(*own, *overrides), environment_variables={})
+    run_file = directory / RUN_FILE.name
+    run_file.write_text(RUN_FILE.read_text().replace(RUN_FILE_DIRECTORY, str(directory)))
+    return run_file
 
 
-def _train(configuration: Configuration, display: DemoDisplay) -> Account | None:
+def _train(configuration: Configuration, display: DemoDisplay, *, source: Path) -> Account | None:
     """Trains to the end; None if a signal ended it before."""
     planned = deployment.plan(configuration, has_external_redis=False)
     ending = _Ending()
@@ -92,7 +84,7 @@ def _train(configuration: Configuration, display: DemoDisplay) -> Account | None
         ending.account = await take_account(planned.configuration)
 
     try:
-        deployment.run(planned, display, source=RUN_FILE, before_shutdown=take)
+        deployment.run(planned, display, source=source, before_shutdown=take)
     except StopRequested:
         return None
     return ending.account

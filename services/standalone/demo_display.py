@@ -15,7 +15,7 @@ from services.standalone.supervisor import State
 class DemoDisplay:
     """The observer of the demo's run. What the trainer prints is its cue to read the run's files again."""
 
-    def __init__(self, console: Console, directory: Path) -> None:
+    def __init__(self, console: Console, directory: Path, *, num_updates: int) -> None:
         self._console = console
         self._directory = directory
         columns = (
@@ -26,10 +26,9 @@ class DemoDisplay:
             TextColumn("{task.fields[detail]}"),
         )
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._policy = self._progress.add_task("warm start", total=None, detail="")
-        self._set_up: TaskID | None = None
+        self._set_up = self._progress.add_task("starting processes", total=0, detail="")
         self._training: TaskID | None = None
-        self._num_updates = 0
+        self._num_updates = num_updates
         self._num_updates_shown = 0
         self._num_evaluations_shown = {False: 0, True: 0}
 
@@ -39,16 +38,6 @@ class DemoDisplay:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._progress.stop()
-
-    def policy_line(self, line: str) -> None:
-        """One line of the recipe that makes the policy."""
-        self._progress.update(self._policy, detail=line)
-        self._say_elsewhere(f"warm start: {line}")
-
-    def expect(self, num_updates: int) -> None:
-        """The policy is made; so many updates follow."""
-        self._progress.update(self._policy, total=1, completed=1, detail="")
-        self._num_updates = num_updates
 
     def state_changed(self, name: str, state: State, seconds: float) -> None:
         if state is State.STARTING:
@@ -61,13 +50,10 @@ class DemoDisplay:
             self._show_progress()
 
     def _starting(self, name: str) -> None:
-        if self._set_up is None:
-            self._set_up = self._progress.add_task("starting processes", total=0, detail="")
         task = self._progress.tasks[self._set_up]
         self._progress.update(self._set_up, total=(task.total or 0) + 1, detail=name)
 
     def _ready(self, name: str, seconds: float) -> None:
-        assert self._set_up is not None
         self._progress.update(self._set_up, advance=1, detail="")
         self._say_elsewhere(f"{name} is ready after {seconds:.1f} s")
         if name == "trainer":

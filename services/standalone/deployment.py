@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 import redis
@@ -19,7 +20,7 @@ from services.standalone.ports import LOOPBACK, free_ports, require_free
 from services.standalone.readiness import answers, at_once, redis_answers
 from services.standalone.redis_server import redis_executable, redis_port, with_port
 from services.standalone.supervisor import Member, Observer, Stage, Supervisor
-from shared.configuration import Configuration, dump
+from shared.configuration import Configuration, dump, load
 from shared.errors import ConfigurationError
 
 RUN_FILE: Final = "run.yaml"
@@ -65,10 +66,22 @@ def plan(configuration: Configuration, *, has_external_redis: bool) -> Deploymen
     require_free("inference_hub.port", hub.host, hub.port)
     agents = msgspec.structs.replace(agents, port=agents.port or next(ports))
     require_free("env_agents.port", agents.host, agents.port)
-    started = tuple(f"http://{LOOPBACK}:{next(ports)}" for _ in range(engines.count))
+    started = _earlier_engines(configuration) or [f"http://{LOOPBACK}:{next(ports)}" for _ in range(engines.count)]
     engines = msgspec.structs.replace(engines, urls=(*engines.urls, *started))
     resolved = msgspec.structs.replace(configuration, redis=redis_section, inference_hub=hub, env_agents=agents, engines=engines)
     return Deployment(resolved, has_external_redis, master_port=next(ports))
+
+
+def _earlier_engines(configuration: Configuration) -> list[str]:
+    """Where this run's engines listened before it was stopped, so that the hub knows them again; nothing if that is not free."""
+    try:
+        earlier = load(Path(configuration.run.directory) / RUN_FILE, environment_variables={})
+        urls = [url for url in earlier.engines.urls if url not in configuration.engines.urls]
+        for url in urls:
+            require_free("engines.urls", LOOPBACK, urlsplit(url).port or 0)
+    except ConfigurationError:
+        return []
+    return urls if len(urls) == configuration.engines.count else []
 
 
 def run(

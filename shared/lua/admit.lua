@@ -1,6 +1,11 @@
 -- A place for one group, or nothing. ARGV: group id, environment, group size, owner, lease ms.
 -- Requeued tasks come first, whatever environment they belong to.
+-- Asked again for a group that was admitted, because the reply was lost, it answers the same.
 local group_id, environment, group_size, owner, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+local admitted = redis.call('HGET', GROUPS, group_id)
+if admitted then
+  return admitted
+end
 local fields = redis.call('HMGET', LEDGER, 'version', 'ratio', 'batch_groups', 'started', 'discarded')
 local version, ratio, batch_groups = tonumber(fields[1] or 0), tonumber(fields[2]), tonumber(fields[3])
 local started, discarded = tonumber(fields[4] or 0), tonumber(fields[5] or 0)

@@ -124,6 +124,18 @@ async def test_training_a_group_that_is_not_ready_is_refused(agents: AdmissionLe
     assert trainer.books().version == 0
 
 
+async def test_a_transition_repeated_because_its_reply_was_lost_changes_nothing(
+    agents: AdmissionLedger, trainer: TrainingLedger
+) -> None:
+    assert await admit(agents, "g0") == await admit(agents, "g0")
+    await admit_and_finish(agents, "g1")
+    for _ in range(2):
+        trainer.publish(1, ["g1"])
+    books = trainer.books()
+    assert (books.started, books.trained, books.version) == (2, 1, 1)
+    assert books.is_balanced
+
+
 async def test_a_group_that_left_the_ledger_leaves_no_key_behind(
     agents: AdmissionLedger, trainer: TrainingLedger, redis_client: redis.Redis, keys: Keys
 ) -> None:

@@ -75,12 +75,16 @@ def learn(model_path: Path, trainer: TrainerSection, *, max_tokens: int) -> tupl
 
 
 def main(arguments: list[str]) -> None:
-    model_path, settings, max_tokens, output = arguments[:4]
+    """Args: model path, JSON list of trainer settings, token limit, where rank 0 puts a result for each of the settings."""
+    model_path, settings, max_tokens, output = arguments
     torch.set_num_threads(1)
     start_ranks(timeout=timedelta(seconds=100))
-    learned, gradients, _ = learn(Path(model_path), section(**json.loads(settings)), max_tokens=int(max_tokens))
+    results = []
+    for each in json.loads(settings):
+        learned, gradients, _ = learn(Path(model_path), section(**each), max_tokens=int(max_tokens))
+        results.append({"loss": learned.measures.loss, "grad_norm": learned.grad_norm, "gradients": gradients})
     if ranks.rank() == 0:
-        torch.save({"loss": learned.measures.loss, "grad_norm": learned.grad_norm, "gradients": gradients}, output)
+        torch.save(results, output)
     torch.distributed.destroy_process_group()
 
 

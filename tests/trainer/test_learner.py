@@ -99,16 +99,15 @@ def test_disagreement_with_the_engine_stops_before_the_step(one_rank, model_path
 
 @pytest.mark.stack
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("stage", [1, 2])
-def test_two_ranks_have_the_gradient_of_one(model_path, tmp_path, repository, free_port, stage):
-    output = tmp_path / "result.pt"
-    settings = json.dumps({"deepspeed": {"zero_optimization": {"stage": stage}}})
+def test_two_ranks_have_the_gradient_of_one(model_path, tmp_path, repository, free_port):
+    output = tmp_path / "results.pt"
+    settings = json.dumps([{"deepspeed": {"zero_optimization": {"stage": stage}}} for stage in (1, 2)])
     script = repository / "tests" / "trainer" / "learning.py"
-    command = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2", "--master_port", str(free_port), str(script)]
+    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2", "--master_port", str(free_port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
     environment.pop("LOCAL_RANK", None)
     completed = subprocess.run(
-        [*command, str(model_path), settings, "70", str(output)],
+        [*launcher, str(script), str(model_path), settings, "70", str(output)],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
@@ -116,12 +115,36 @@ def test_two_ranks_have_the_gradient_of_one(model_path, tmp_path, repository, fr
         timeout=280,
     )
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
-    result = torch.load(output)
     loss, expected = reference(model_path)
-    assert result["loss"] == pytest.approx(loss, abs=1e-6)
-    assert_same_gradients(result["gradients"], expected)
+    norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm().item()
+    for result in torch.load(output):
+        assert result["loss"] == pytest.approx(loss, abs=1e-6)
+        assert result["grad_norm"] == pytest.approx(norm, rel=1e-5)
+        assert_same_gradients(result["gradients"], expected)
 
 
 def test_warm_up_is_linear_and_ends_at_the_learning_rate():
     assert [warmed_up(1.0, version, warmup_updates=4) for version in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     assert warmed_up(1.0, 0, warmup_updates=0) == 1.0
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_bfloat16_stays_close_to_float32(one_rank, model_path, stage):
+    trainer = section(dtype="bfloat16", deepspeed={"zero_optimization": {"stage": stage}})
+    learned, gradients, learner = learn(model_path, trainer, max_tokens=70)
+    loss, expected = reference(model_path)
+    assert learned.measures.loss == pytest.approx(loss, abs=2e-2)
+    assert {weight.dtype for _, weight in learner.policy.named_weights()} == {torch.bfloat16}
+    for name, gradient in expected.items():
+        similarity = torch.nn.functional.cosine_similarity(gradients[name].float().flatten(), gradient.flatten(), dim=0)
+        assert similarity > 0.98, name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gradient_on_a_gpu_is_plain_autograds(one_rank, model_path):
+    learned, gradients, _ = learn(model_path, section(), max_tokens=70)
+    loss, expected = reference(model_path)
+    assert learned.measures.loss == pytest.approx(loss, abs=1e-5)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(gradients[name].cpu(), gradient, rtol=1e-3, atol=1e-5)

@@ -80,7 +80,7 @@ async def test_wrong_calls_become_messages_and_the_others_still_run():
     step = await Shop().call_tools(
         [
             RequestedCall("buy", {}),
-            RequestedCall("", {}, problem="the tool call is not JSON"),
+            RequestedCall("", {}, problem="not JSON"),
             RequestedCall("buy", {"item": "tea"}),
         ]
     )

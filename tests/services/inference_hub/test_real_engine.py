@@ -26,10 +26,10 @@ def model(tiny_model: Path) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
 
 
-def pusher_of(served) -> WeightPusher:
+def pusher_of(served, mode: str = "in_place") -> WeightPusher:
     return WeightPusher(
         HubClient(served.url, timeout_s=TIMEOUT_S),
-        WeightPushSection(backend="gloo", timeout_s=TIMEOUT_S),
+        WeightPushSection(backend="gloo", timeout_s=TIMEOUT_S, mode=mode),
         dtype=torch.float32,
         device=torch.device("cpu"),
         patience_s=TIMEOUT_S,
@@ -60,10 +60,20 @@ def request(prompt: list[int], length: int, *, temperature: float = 1.0) -> dict
     return {"input_ids": prompt, "sampling_params": {"max_new_tokens": length, "temperature": temperature, "ignore_eos": True}}
 
 
-async def synced(served, model: Qwen3ForCausalLM) -> WeightPusher:
+async def sampling(served, engine_url: str, num_tokens: int) -> None:
+    """Returns when the requests that the engine runs have `num_tokens` tokens or more, prompts included."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            async with served.http.get(f"{engine_url}/v1/loads") as response:
+                [load] = (await response.json())["loads"]
+            if load["num_running_reqs"] and load["num_used_tokens"] >= num_tokens:
+                return
+
+
+async def synced(served, model: Qwen3ForCausalLM, mode: str = "in_place") -> WeightPusher:
     """Pushes the model as version 0, as a trainer does when it starts: earlier tests left the engine with other weights."""
     await served.wait_until(lambda: bool(served.hub.registry.live), description="the engine is alive")
-    pusher = pusher_of(served)
+    pusher = pusher_of(served, mode)
     await asyncio.to_thread(pusher.push, list(model.named_parameters()), 0)
     return pusher
 
@@ -88,9 +98,8 @@ async def test_an_aborted_request_is_joined_as_if_it_had_never_stopped(serve_hub
         _, expected = await served.post("/generate", request(PROMPT, 400, temperature=0.0))
         call = asyncio.create_task(served.post("/generate", request(PROMPT, 400, temperature=0.0)))
         (engine,) = served.hub.registry.routable
-        for _ in range(3):
-            await served.wait_until(lambda: engine.num_outstanding_calls == 1, description="the engine has the call")
-            await asyncio.sleep(0.3)
+        for num_tokens in (40, 80):
+            await sampling(served, engine_url, num_tokens)
             await engine.client.post("abort_request", {"rid": "", "abort_all": True}, timeout_s=TIMEOUT_S)
         status, answer = await call
         num_resumed_tokens = served.hub.metrics.collectors.get_sample_value("headrace_hub_resumed_tokens_total")
@@ -106,13 +115,10 @@ async def test_an_aborted_request_is_joined_as_if_it_had_never_stopped(serve_hub
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_an_update_in_flight_is_exact_to_the_token(serve_hub, engine_url, model, tiny_model, mode):
     async with serve_hub(engine_url) as served:
-        pusher = await synced(served, model)
-        pusher._settings = WeightPushSection(backend="gloo", timeout_s=TIMEOUT_S, mode=mode)
+        pusher = await synced(served, model, mode)
         new = changed(Qwen3ForCausalLM.from_pretrained(tiny_model, dtype=torch.float32))
         calls = [asyncio.create_task(served.post("/generate", request([20 + i, *PROMPT], 400))) for i in range(4)]
-        (engine,) = served.hub.registry.routable
-        await served.wait_until(lambda: engine.num_outstanding_calls == 4, description="the engine has the calls")
-        await asyncio.sleep(0.3)
+        await sampling(served, engine_url, 4 * 20)
         await push(pusher, new, 1)
         answers = [answer for _, answer in await asyncio.gather(*calls)]
         after = (await served.generate(PROMPT, 16))[1]

@@ -74,6 +74,23 @@ def test_resolved_run_file_reads_back_as_the_plan(tmp_path):
     assert load(planned.run_file, environment_variables={}) == planned.configuration
 
 
+def test_resumed_run_has_its_engines_where_they_were(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    first = deployment.plan(configuration(tmp_path), has_external_redis=False)
+    first.run_file.write_text(deployment.dump(first.configuration))
+    again = deployment.plan(configuration(tmp_path), has_external_redis=False)
+    assert again.engine_ports == first.engine_ports
+
+
+def test_resumed_run_moves_its_engines_where_a_port_is_taken(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    first = deployment.plan(configuration(tmp_path), has_external_redis=False)
+    first.run_file.write_text(deployment.dump(first.configuration))
+    with socket.create_server((LOOPBACK, first.engine_ports[0])):
+        again = deployment.plan(configuration(tmp_path), has_external_redis=False)
+    assert not set(again.engine_ports) & set(first.engine_ports)
+
+
 def test_the_users_run_file_is_never_written_over(tmp_path):
     planned = deployment.plan(configuration(tmp_path), has_external_redis=False)
     with pytest.raises(ConfigurationError, match=r"run\.directory must not hold the run file itself"):
