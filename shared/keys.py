@@ -17,7 +17,7 @@ All keys of a run share the hash tag `{run_id}`, so that one Lua script may touc
 | dead_letters  | stream | records nobody could read, with the reason               | trainer        | newest 1,000               |
 | environments  | hash   | environment name → EnvironmentSpec, JSON                 | env_agents     | registered environments    |
 | engines       | hash   | engine URL → registration, JSON                          | inference_hub  | registered engines         |
-| weights       | hash   | version and epoch the engines hold, state of the update  | inference_hub  | a few fields               |
+| weights       | hash   | version and epoch of the weights in force                | inference_hub  | a few fields               |
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """`python -m examples.tiny_policy`: makes the demo's policy and its tasks."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -25,6 +26,10 @@ def main() -> int:
     parser.add_argument("--train-tasks", type=int, default=4096, help="rows of train.parquet (default: %(default)s)")
     parser.add_argument("--heldout-tasks", type=int, default=512, help="rows of heldout.parquet (default: %(default)s)")
     options = parser.parse_args()
+
+    # OpenMP reads it when torch is imported. Threads that spin while they wait for each other are many times slower when
+    # anything else runs on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     from examples.tiny_policy.recipe import make
 

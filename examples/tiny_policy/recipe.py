@@ -13,16 +13,18 @@ from typing import Final
 import torch
 from rich.console import Console
 from rich.progress import Progress, TextColumn
+from transformers.utils.logging import disable_progress_bar
 
-from examples.tiny_policy.demonstrations import CAREFUL, CARELESS, Demonstration, Slips, demonstrations, tokenizer_for
+from examples.tiny_policy.demonstrations import CAREFUL, CARELESS, Demonstration, Demonstrator, Slips, tokenizer_for
 from examples.tiny_policy.model import new_policy
 from examples.tiny_policy.tasks import Side, questions, write_task_files
 from examples.tiny_policy.warm_start import CARELESS_STEPS, CLEAN_MAX_STEPS, Fit, Observer, learn_careless, learn_clean, measure
 
 DEMONSTRATION_STREAM: Final = 1
 """Of questions; the task files come from stream 0."""
-NUM_THREADS: Final = 2
-"""Fixed, because sums in another order would make another policy of the same seed."""
+NUM_THREADS: Final = 1
+"""Fixed, because sums in another order would make another policy of the same seed. One, because two bring little on tensors this
+small, and wait for each other at every operation when something else wants a core."""
 NUM_MEASURED: Final = 256
 LINE_EVERY_STEPS: Final = 25
 
@@ -31,18 +33,20 @@ def make(directory: Path, *, seed: int, num_train: int, num_held_out: int) -> No
     """Writes the policy, its tokenizer, its tasks and recipe.json into `directory`."""
     started = time.monotonic()
     torch.set_num_threads(NUM_THREADS)
+    disable_progress_bar()
     directory.mkdir(parents=True, exist_ok=True)
     write_task_files(directory, num_train=num_train, num_held_out=num_held_out, seed=seed)
     tokenizer = tokenizer_for(questions(Side.TRAIN, seed=0))
     tokenizer.save_pretrained(directory)
     policy = new_policy(tokenizer, seed=seed)
 
-    def play(side: Side, slips: Slips) -> Iterator[Demonstration]:
-        return demonstrations(tokenizer, questions(side, seed=seed, stream=DEMONSTRATION_STREAM), slips, Random(seed))
+    console = Console(highlight=False, soft_wrap=True)
+    with Demonstrator(tokenizer) as demonstrator, _progress(console) as observe:
 
-    unseen = list(islice(play(Side.HELD_OUT, CAREFUL), NUM_MEASURED))
-    console = Console(highlight=False)
-    with _progress(console) as observe:
+        def play(side: Side, slips: Slips) -> Iterator[Demonstration]:
+            return demonstrator.episodes(questions(side, seed=seed, stream=DEMONSTRATION_STREAM), slips, Random(seed))
+
+        unseen = list(islice(play(Side.HELD_OUT, CAREFUL), NUM_MEASURED))
         learn_clean(policy, play(Side.TRAIN, CAREFUL), observe)
         mastered = measure(policy, unseen)
         learn_careless(policy, play(Side.TRAIN, CARELESS), observe)

@@ -16,7 +16,8 @@ def engine_command(configuration: Configuration, *, host: str, port: int) -> tup
     """`python -m sglang.launch_server` for one engine. The user's own arguments come last, so they win.
 
     The initial weights get the version label 0. SGLang's warm-up is left out because it waits for a generation that a CPU
-    takes seconds for; the scheduler sleeps while idle because it would otherwise spin on a core that the trainer needs.
+    takes seconds for; the scheduler sleeps while idle because it would otherwise spin on a core that the trainer needs. Overlapped
+    scheduling hides work behind a GPU's; without one it only labels a token with the version after the one that sampled it.
     """
     engines = configuration.engines
     command = [sys.executable, "-m", "sglang.launch_server"]
@@ -24,7 +25,8 @@ def engine_command(configuration: Configuration, *, host: str, port: int) -> tup
     command += ["--device", engines.device, "--dtype", engines.dtype, "--tensor-parallel-size", str(engines.tensor_parallel_size)]
     command += ["--weight-version", "0", "--random-seed", str(configuration.run.seed), "--log-level-http", "warning"]
     if engines.device == "cpu":
-        command += ["--attention-backend", "torch_native", "--skip-server-warmup", "--sleep-on-idle"]
+        command += ["--attention-backend", "torch_native", "--disable-overlap-schedule"]
+        command += ["--skip-server-warmup", "--sleep-on-idle"]
     if engines.max_total_tokens is not None:
         command += ["--max-total-tokens", str(engines.max_total_tokens)]
     if engines.mem_fraction_static is not None:

@@ -31,6 +31,7 @@ from shared.keys import Keys
 from shared.ledger import AdmissionLedger
 
 _REDIS_TIMEOUT_S = 10.0
+_MAX_REDIS_CONNECTIONS = 32
 _CONNECT_TIMEOUT_S = 10.0
 _SHUTDOWN_TIMEOUT_S = 2
 _EXIT_WITHIN_S = 9.0
@@ -124,14 +125,17 @@ def _listen(host: str, port: int) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def _redis(url: str) -> AsyncIterator[redis.asyncio.Redis]:
-    """A client that never repeats a command by itself: an admission whose answer was lost must not happen twice."""
+    """A client that leaves repetition to its callers, and whose calls wait for a connection when many episodes end at once."""
     try:
-        client = redis.asyncio.Redis.from_url(
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
+            max_connections=_MAX_REDIS_CONNECTIONS,
+            timeout=_REDIS_TIMEOUT_S,
             socket_timeout=_REDIS_TIMEOUT_S,
             socket_connect_timeout=_REDIS_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
         )
+        client = redis.asyncio.Redis.from_pool(pool)
     except ValueError as error:
         raise ConfigurationError(f"redis.url must be a Redis address, got {url!r}: {error}") from error
     async with client:

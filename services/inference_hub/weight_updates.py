@@ -151,7 +151,6 @@ class WeightUpdates:
             )
         self.update = update = WeightUpdate(group, version, mode, timeout_s=self._timeout_s)
         self._update_began.set()
-        self._gate.hold(Hold.WEIGHT_UPDATE)
         async with self._settling:
             await self._prepare(update)
         return update
@@ -221,6 +220,7 @@ class WeightUpdates:
         return self.update
 
     async def _prepare(self, update: WeightUpdate) -> None:
+        self._gate.hold(Hold.WEIGHT_UPDATE)
         for engine in update.engines:
             engine.is_updating = True
             engine.has_early_labels = engine.is_overlapping and update.mode == "in_place"

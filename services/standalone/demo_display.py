@@ -43,7 +43,10 @@ class DemoDisplay:
         if state is State.STARTING:
             self._starting(name)
         elif state is State.READY:
-            self._ready(name, seconds)
+            self._started(f"{name} is ready after {seconds:.1f} s")
+        elif state is State.RUNNING:
+            self._started(f"{name} has started")
+            self._training = self._progress.add_task("training", total=self._num_updates, detail="first evaluation")
 
     def line_written(self, name: str, line: str) -> None:
         if name == "trainer":
@@ -53,11 +56,9 @@ class DemoDisplay:
         task = self._progress.tasks[self._set_up]
         self._progress.update(self._set_up, total=(task.total or 0) + 1, detail=name)
 
-    def _ready(self, name: str, seconds: float) -> None:
+    def _started(self, words: str) -> None:
         self._progress.update(self._set_up, advance=1, detail="")
-        self._say_elsewhere(f"{name} is ready after {seconds:.1f} s")
-        if name == "trainer":
-            self._training = self._progress.add_task("training", total=self._num_updates, detail="first evaluation")
+        self._say_elsewhere(words)
 
     def _show_progress(self) -> None:
         for greedy in (False, True):

@@ -17,7 +17,7 @@ import redis
 from services.standalone import processes
 from services.standalone.devices import visible_devices
 from services.standalone.ports import LOOPBACK, free_ports, require_free
-from services.standalone.readiness import answers, at_once, redis_answers
+from services.standalone.readiness import answers, redis_answers
 from services.standalone.redis_server import redis_executable, redis_port, with_port
 from services.standalone.supervisor import Member, Observer, Stage, Supervisor
 from shared.configuration import Configuration, dump, load
@@ -164,7 +164,7 @@ def _trainer(deployment: Deployment) -> Member:
         num_cores=_num_cores(),
         devices=visible_devices(),
     )
-    return Member(spec, at_once, SERVICE_READY_TIMEOUT_S)
+    return Member(spec)
 
 
 def _num_cores() -> int:

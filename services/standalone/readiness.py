@@ -49,8 +49,3 @@ def redis_answers(url: str) -> Probe:
             return False
 
     return probe
-
-
-async def at_once() -> bool:
-    """The probe of a process that nobody waits for."""
-    return True

@@ -1,7 +1,8 @@
 """Starts the processes of a run in stages, watches them, and stops them in the reverse order.
 
-Each process is STARTING → READY → STOPPING → STOPPED. The run ends with the first of: its last process finishing, any other
-one ending, a signal. Whatever ended it, every process is gone when `Supervisor.run` returns.
+Each process is STARTING → READY → STOPPING → STOPPED; one that nobody waits for is RUNNING instead of READY. The run ends with
+the first of: its last process finishing, any other one ending, a signal. Whatever ended it, every process is gone when
+`Supervisor.run` returns.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ T = TypeVar("T")
 class State(StrEnum):
     STARTING = "starting"
     READY = "ready"
+    RUNNING = "running"
     STOPPING = "stopping"
     STOPPED = "stopped"
 
@@ -40,11 +42,11 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Member:
-    """A process, how to tell that it is ready, and the file descriptors that it keeps open."""
+    """A process, how to tell that it is ready if anybody waits for it, and the file descriptors that it keeps open."""
 
     spec: ProcessSpec
-    is_ready: Probe
-    ready_timeout_s: float
+    is_ready: Probe | None = None
+    ready_timeout_s: float = 0.0
     inherited: Collection[int] = ()
 
 
@@ -119,6 +121,9 @@ class Supervisor:
         await self._guarded(_together(self._become_ready(child, member) for child, member in started))
 
     async def _become_ready(self, child: Child, member: Member) -> None:
+        if member.is_ready is None:
+            self._observer.state_changed(child.name, State.RUNNING, time.monotonic() - child.started_at)
+            return
         if not await wait_until(member.is_ready, timeout_s=member.ready_timeout_s):
             raise ProcessError(
                 f"{child.name} must be ready within {member.ready_timeout_s:g} s and is not; see {child.log.path}",

@@ -25,6 +25,9 @@ class Terminal:
         match state:
             case State.STARTING | State.STOPPING:
                 self._waiting[name] = state
+            case State.RUNNING:
+                self._waiting.pop(name, None)
+                self._say(f"{name} has started")
             case State.READY:
                 self._waiting.pop(name, None)
                 self._say(f"{name} is ready after {seconds:.1f} s")

@@ -140,5 +140,5 @@ async def test_hook_runs_after_the_last_process_and_while_the_others_run(tmp_pat
         seen.extend(recorder.states)
 
     await supervisor(tmp_path, recorder).run(stages(member("redis", SLEEP), member("trainer", "")), before_shutdown=hook)
-    assert ("trainer", State.READY) in seen
+    assert ("trainer", State.RUNNING) in seen
     assert not any(state is State.STOPPED for _, state in seen)

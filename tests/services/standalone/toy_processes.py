@@ -3,7 +3,6 @@
 import sys
 
 from services.standalone.processes import ProcessSpec
-from services.standalone.readiness import at_once
 from services.standalone.supervisor import Member, Stage, State
 
 SLEEP = "import time; time.sleep(600)"
@@ -14,7 +13,7 @@ WITH_GRANDCHILD = (
 )
 
 
-def member(name: str, code: str, *, is_ready=at_once, stop_timeout_s: float = 10.0, ready_timeout_s: float = 60.0) -> Member:
+def member(name: str, code: str, *, is_ready=None, stop_timeout_s: float = 10.0, ready_timeout_s: float = 60.0) -> Member:
     command = (sys.executable, "-S", "-c", code)
     return Member(ProcessSpec(name, command, stop_timeout_s=stop_timeout_s), is_ready, ready_timeout_s)
 
