@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 EXAMPLES = """examples:
   python -m services.engine --config run.yaml --port 30000
@@ -11,7 +12,7 @@ EXAMPLES = """examples:
 """
 
 
-def main() -> int:
+def main() -> NoReturn:
     parser = argparse.ArgumentParser(
         prog="python -m services.engine",
         description="Replaces itself with a stock SGLang server for the model of a run.",
@@ -32,11 +33,11 @@ def main() -> int:
         require_sglang()
         run = configuration.load(arguments.config, overrides=arguments.set)
     except ConfigurationError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 2
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
     command = engine_command(run, host=arguments.host, port=arguments.port)
     os.execve(command[0], command, engine_environment(run, os.environ))  # noqa: S606
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
