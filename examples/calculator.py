@@ -49,7 +49,7 @@ class Calculator(Environment):
     async def score(self, answer: str) -> float:
         """1 if the answer is the right number, and nothing else."""
         try:
-            return float(Fraction(answer.strip()) == Fraction(self.answer))
+            return float("e" not in answer.lower() and Fraction(answer.strip()) == Fraction(self.answer))
         except (ValueError, ZeroDivisionError):
             return 0.0
 

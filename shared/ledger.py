@@ -88,6 +88,8 @@ class Books:
     requeued: int
     episodes_finished: int
     """Episodes whose record ever entered the stream."""
+    episodes_discarded: int
+    """Those of them whose group was discarded."""
     stream_entries: int
 
     @property
@@ -137,6 +139,7 @@ def _parse_books(reply: Sequence[Any]) -> Books:
         discarded=discarded,
         requeued=requeued,
         episodes_finished=int(fields.get("episodes_finished", 0)),
+        episodes_discarded=int(fields.get("episodes_discarded", 0)),
         stream_entries=stream_entries,
     )
 
@@ -183,8 +186,8 @@ class AdmissionLedger:
         return Receipt(reply.decode())
 
     async def discard(self, group_ids: Iterable[str], reason: DiscardReason, *, requeue: bool) -> int:
-        """Gives up groups that run or are ready; returns how many were."""
-        return cast(int, await self._run("discard", reason, int(requeue), *group_ids))
+        """Gives up groups that still run; returns how many did. A ready group is the trainer's to decide on."""
+        return cast(int, await self._run("discard", reason, int(requeue), 1, *group_ids))
 
     async def books(self) -> Books:
         return _parse_books(await self._run("books"))
@@ -234,14 +237,17 @@ class TrainingLedger:
         """Everything trained up to `version` is in a durable checkpoint and may leave the stream."""
         return cast(int, self._run("acknowledge", version))
 
-    def restore(self, version: int) -> int:
-        """Continues the books at the checkpoint of `version`; returns how many groups are ready again."""
+    def restore(self, version: int, saved_group_ids: Iterable[str] = ()) -> int:
+        """Continues the books at the checkpoint of `version`; returns how many groups are ready again.
+
+        Args: saved_group_ids: what the checkpoint taught. A Redis that lost its last second may still hold them for ready.
+        """
         self.acknowledge(version)
-        return cast(int, self._run("restore", version))
+        return cast(int, self._run("restore", version, *saved_group_ids))
 
     def discard(self, group_ids: Iterable[str], reason: DiscardReason, *, requeue: bool) -> int:
         """Gives up groups that run or are ready; returns how many were."""
-        return cast(int, self._run("discard", reason, int(requeue), *group_ids))
+        return cast(int, self._run("discard", reason, int(requeue), 0, *group_ids))
 
     def books(self) -> Books:
         return _parse_books(self._run("books"))

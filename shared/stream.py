@@ -28,7 +28,7 @@ class Delivery:
 class TrajectoryConsumer:
     """Reads the stream as the run's one consumer.
 
-    A record that cannot be read goes to the dead-letter stream with the reason; its group is discarded and its task runs again.
+    A record that cannot be read goes to the dead-letter stream with the reason, and its group is discarded.
     """
 
     PAGE: ClassVar = 64
@@ -85,15 +85,14 @@ class TrajectoryConsumer:
                 self._bury(entry_id, fields, reason=str(error))
 
     def _bury(self, entry_id: bytes, fields: dict[bytes, bytes], *, reason: str) -> None:
-        pipeline = self._client.pipeline()
-        pipeline.xadd(
+        # In an order that a crash may cut anywhere: the entry is delivered again until all of it is done.
+        self._client.xadd(
             self._keys.dead_letters,
             {**fields, b"entry_id": entry_id, b"reason": reason},  # type: ignore[dict-item]
             maxlen=MAX_DEAD_LETTERS,
             approximate=False,
         )
-        pipeline.xack(self._keys.trajectories, CONSUMER_GROUP, entry_id)
-        pipeline.xdel(self._keys.trajectories, entry_id)
-        pipeline.execute()
         if b"group_id" in fields:
-            self._ledger.discard([fields[b"group_id"].decode()], DiscardReason.UNREADABLE, requeue=True)
+            self._ledger.discard([fields[b"group_id"].decode()], DiscardReason.UNREADABLE, requeue=False)
+        self._client.xack(self._keys.trajectories, CONSUMER_GROUP, entry_id)
+        self._client.xdel(self._keys.trajectories, entry_id)

@@ -3,7 +3,7 @@
     checkpoints/v00010/run_state.json   version, groups trained since the checkpoint before, model, ranks
                        model/           a Hugging Face model: safetensors, configuration, tokenizer
                        deepspeed/       optimizer and module state, a file for each rank
-                .v00011.partial/        being written; renamed when all of it is on disk, removed if found at a start
+                .v00011.partial/        being written; renamed when all of it is on disk
 
 With several machines the run directory lies on a file system that they share.
 """
@@ -87,7 +87,7 @@ class Checkpoints:
         engine.load_checkpoint(str(self._directory / _name(state.version)), tag=DEEPSPEED_TAG)
 
     def save(self, engine: Any, version: int, group_ids: Sequence[str]) -> None:
-        """Makes `version` durable, then removes what is older than the newest `keep`."""
+        """Makes `version` durable, then removes what is older than the newest `keep`, and what a crash left unfinished."""
         final = self._directory / _name(version)
         state = RunState(version, tuple(group_ids), self._fingerprint, ranks.count())
         if ranks.rank() == 0:
@@ -97,7 +97,8 @@ class Checkpoints:
                 ranks.barrier()
                 self._export(engine.module, partial / "model")
                 (partial / STATE_FILE).write_bytes(msgspec.json.encode(state))
-            for path in _complete(self._directory)[: -self._keep]:
+            leftovers = self._directory.glob(_partial(Path("v*")).name)
+            for path in [*_complete(self._directory)[: -self._keep], *leftovers]:
                 shutil.rmtree(path)
         else:
             ranks.barrier()

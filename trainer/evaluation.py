@@ -86,7 +86,7 @@ class Evaluations:
             "transcripts": transcripts,
         }
         reply = msgspec.json.decode(self._post(body), type=EvaluationReply)
-        self._lines.append({"version": reply.version, "greedy": greedy, "results": reply.results, "time": time.time()})
+        self._lines.append({"version": version, "greedy": greedy, "results": reply.results, "time": time.time()})
         for environment, result in reply.results.items():
             self._tracker.note(
                 f"evaluation of version {version}, {environment}, {'greedy' if greedy else 'sampled'}: "

@@ -9,7 +9,6 @@ import numpy as np
 
 from shared import versions
 from shared.configuration import Configuration
-from shared.errors import LedgerError
 from shared.ledger import TrainingLedger
 from trainer.advantages import ADVANTAGE_ESTIMATORS
 from trainer.assembly import Episode, Group
@@ -74,10 +73,10 @@ class Lead:
         self._metrics = JsonLines(directory / "metrics.jsonl")
         self._lineage = JsonLines(directory / "lineage.jsonl")
 
-    def restore(self, version: int) -> None:
-        """Continues the books at `version`: groups trained after it are ready again."""
+    def restore(self, version: int, saved_group_ids: Sequence[str]) -> None:
+        """Continues the books at the checkpoint of `version`, which taught `saved_group_ids`; later groups are ready again."""
         self._ledger.create_consumer_group()
-        num_again = self._ledger.restore(version)
+        num_again = self._ledger.restore(version, saved_group_ids)
         self._evaluations.resume(version)
         if num_again:
             self._tracker.note(f"resuming at version {version}; {num_again} groups trained after it are trained again")
@@ -111,12 +110,7 @@ class Lead:
                 "lag_max": max(batch.lags, default=0),
             }
         )
-        try:
-            self._ledger.publish(version, batch.group_ids)
-        except LedgerError:
-            # The command was repeated because the reply to the first one was lost with its connection.
-            if self._ledger.books().version != version:
-                raise
+        self._ledger.publish(version, batch.group_ids)
 
     def acknowledge(self, version: int) -> None:
         """A checkpoint of `version` is on disk."""

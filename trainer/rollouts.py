@@ -81,7 +81,8 @@ class RolloutReader:
         if selection.stale:
             self._ledger.discard(selection.stale, DiscardReason.STALE, requeue=self._rollout.on_stale == "regenerate")
         if selection.failed:
-            self._ledger.discard(selection.failed, DiscardReason.FAILED, requeue=True)
+            # Not run again: a task that always fails would come back for ever, and first.
+            self._ledger.discard(selection.failed, DiscardReason.FAILED, requeue=False)
         usable = len(ready) - len({*ready} & {*selection.stale, *selection.failed})
         progress(min(usable, self._rollout.rollout_batch_size), self._rollout.rollout_batch_size)
         return selection

@@ -12,7 +12,7 @@ from shared.keys import Keys
 from shared.ledger import TrainingLedger
 from shared.stream import TrajectoryConsumer
 from trainer import ranks
-from trainer.checkpoints import Checkpoints
+from trainer.checkpoints import Checkpoints, RunState
 from trainer.evaluation import Evaluations
 from trainer.hub_client import HubClient
 from trainer.lead import Lead
@@ -38,14 +38,14 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
         policy = load_policy(Path(configuration.run.model_path), trainer)
         checkpoints = _checkpoints(configuration, policy)
         engine = build_engine(policy, trainer)
-        version = _resume(configuration, checkpoints, engine)
+        resumed = _resume(configuration, checkpoints, engine)
         keys = Keys(configuration.run.id)
         client = stack.enter_context(patient_client(configuration.redis.url))
         ledger = TrainingLedger(client, keys)
         lead = _lead(configuration, keys, ledger, engine.device, stop, stack) if ranks.rank() == 0 else None
         yield TrainingLoop(
             configuration,
-            version=version,
+            resumed=resumed,
             learner=Learner(engine, trainer, seed=configuration.run.seed),
             consumer=TrajectoryConsumer(client, keys, ledger),
             checkpoints=checkpoints,
@@ -69,16 +69,15 @@ def _checkpoints(configuration: Configuration, policy: Policy) -> Checkpoints:
     )
 
 
-def _resume(configuration: Configuration, checkpoints: Checkpoints, engine: object) -> int:
-    """The version that `engine` holds afterwards."""
+def _resume(configuration: Configuration, checkpoints: Checkpoints, engine: object) -> RunState | None:
+    """The checkpoint that `engine` holds afterwards; None if the run starts anew."""
     if configuration.trainer.checkpoint.resume == "never":
         checkpoints.require_none()
-        return 0
+        return None
     state = checkpoints.newest()
-    if state is None:
-        return 0
-    checkpoints.load(engine, state)
-    return state.version
+    if state is not None:
+        checkpoints.load(engine, state)
+    return state
 
 
 def _lead(

@@ -13,7 +13,7 @@ from shared.configuration import Configuration
 from shared.stream import TrajectoryConsumer
 from trainer import ranks
 from trainer.batching import BatchPlan, entry_ids
-from trainer.checkpoints import Checkpoints
+from trainer.checkpoints import Checkpoints, RunState
 from trainer.lead import Batch, Lead
 from trainer.learner import Learner
 
@@ -27,15 +27,16 @@ class TrainingLoop:
         self,
         configuration: Configuration,
         *,
-        version: int,
+        resumed: RunState | None,
         learner: Learner,
         consumer: TrajectoryConsumer,
         checkpoints: Checkpoints,
         lead: Lead | None,
     ) -> None:
-        """Args: version: the one to start or resume at, which `learner` holds. consumer: fetches this rank's share."""
+        """Args: resumed: the checkpoint that `learner` holds, if any. consumer: fetches this rank's share."""
         self._configuration = configuration
-        self._version = version
+        self._version = resumed.version if resumed else 0
+        self._resumed_group_ids = resumed.group_ids if resumed else ()
         self._learner = learner
         self._consumer = consumer
         self._checkpoints = checkpoints
@@ -47,7 +48,7 @@ class TrainingLoop:
     def run(self) -> None:
         """Updates until `num_updates` or until asked to stop; then a checkpoint, unless the last update has one."""
         if self._lead:
-            self._lead.restore(self._version)
+            self._lead.restore(self._version, self._resumed_group_ids)
             self._lead.push(self._learner.policy, self._version)
             self._lead.evaluate_if_due(self._version)
         while self._version < self._configuration.trainer.num_updates:

@@ -131,7 +131,11 @@ class WeightPusher:
             backend=self._settings.backend,
             timeout=self._timeout,
         )
-        self._hub.wait_group_ready(group.name)
+        try:
+            self._hub.wait_group_ready(group.name)
+        except (WeightUpdateError, EngineError):
+            group.close()
+            raise
         return group
 
     def _leave_group(self) -> None:

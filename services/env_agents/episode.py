@@ -18,7 +18,7 @@ from services.env_agents.generation import GenerationClient, GenerationDeadlineE
 from services.env_agents.rendering import ChatRenderer, PrefixError
 from shared.environment_spec import EnvironmentSpec
 from shared.errors import EpisodeError
-from shared.trajectory import Outcome, Trajectory
+from shared.trajectory import Outcome, ToolCall, Trajectory
 
 _CLOSE_TIMEOUT_S = 5.0
 _DETAIL_CHARACTERS = 2_000
@@ -51,7 +51,10 @@ class EnvironmentAgent:
         is_greedy: bool = False,
         queued_s: float = 0.0,
     ) -> Trajectory:
-        """One episode from start to end; raises nothing but its own cancellation."""
+        """One episode from start to end; raises nothing but its own cancellation.
+
+        A CancelledError that nobody asked this task for, and a SystemExit, are the environment's own.
+        """
         log = EpisodeLog(identity, temperature=spec.sampling.temperature)
         log.queued_s = queued_s
         try:
@@ -63,7 +66,9 @@ class EnvironmentAgent:
             return log.trajectory(Outcome.TIMEOUT, str(error))
         except EpisodeError as error:
             return log.trajectory(Outcome.ENVIRONMENT_ERROR, str(error))
-        except Exception:
+        except (Exception, asyncio.CancelledError, SystemExit):
+            if (task_of_agent := asyncio.current_task()) and task_of_agent.cancelling():
+                raise
             return log.trajectory(Outcome.ENVIRONMENT_ERROR, traceback.format_exc()[-_DETAIL_CHARACTERS:])
         return log.trajectory(Outcome.COMPLETED, "")
 
@@ -165,9 +170,24 @@ def _checked_messages(messages: object) -> list[Message]:
 def _checked_step(step: object) -> Step:
     if not isinstance(step, Step):
         raise EpisodeError(f"step must return a Step, got {step!r:.200}")
-    if not isinstance(step.reward, numbers.Real) or not math.isfinite(step.reward):
-        raise EpisodeError(f"a reward must be a finite number, got {step.reward!r:.200}")
-    return msgspec.structs.replace(step, reward=float(step.reward))
+    try:
+        return Step(
+            messages=step.messages,
+            reward=_checked_number(step.reward),
+            done=bool(step.done),
+            reward_parts={str(name): _checked_number(part) for name, part in step.reward_parts.items()},
+            tool_calls=msgspec.convert(msgspec.to_builtins(step.tool_calls), tuple[ToolCall, ...]),
+            reward_s=_checked_number(step.reward_s),
+        )
+    except (msgspec.ValidationError, TypeError, AttributeError) as error:
+        raise EpisodeError(f"a Step's fields must have the types that it declares: {error}, got {step!r:.200}") from error
+
+
+def _checked_number(value: object) -> float:
+    """A plain float: numpy's scalars count as numbers, and the record's codec does not know them."""
+    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise EpisodeError(f"a reward must be a finite number, got {value!r:.200}")
+    return float(value)
 
 
 def _fingerprint(state: str | None, messages: Sequence[Message]) -> str:

@@ -14,7 +14,8 @@ from shared.versions import VersionSpan
 
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
-_SERVICE_UNAVAILABLE = 503
+_PASSING_STATUSES = (429, 503)
+"""Too many calls at once, or no engine: the same call may go through later."""
 
 
 class GenerationError(EpisodeError):
@@ -111,7 +112,7 @@ class GenerationClient:
                 answer = await response.read()
         except (TimeoutError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
             return None
-        if response.status == _SERVICE_UNAVAILABLE:
+        if response.status in _PASSING_STATUSES:
             return None
         if response.status >= 400:
             raise GenerationError(f"the hub refused to generate ({response.status}): {answer[:500].decode(errors='replace')}")

@@ -117,18 +117,19 @@ class EnvironmentRegistry:
         self._forget(name)
 
     async def refresh(self) -> None:
-        """Loads what changed in Redis. What cannot be loaded here is logged once and left to processes that can."""
+        """Loads what changed in Redis. What cannot be loaded here is logged once, left to processes that can, and tried again."""
         entries = cast(dict[bytes, bytes], await self._client.hgetall(self._key))
         encoded_by_name = {name.decode(): encoded for name, encoded in entries.items()}
         for name in self._encoded_by_name.keys() - encoded_by_name.keys():
             self._forget(name)
         for name, encoded in encoded_by_name.items():
-            if self._encoded_by_name.get(name) != encoded:
-                self._encoded_by_name[name] = encoded
+            if self._encoded_by_name.get(name) != encoded or name not in self._loaded_by_name:
                 try:
                     await self._load(msgspec.json.decode(encoded, type=EnvironmentSpec))
                 except (ConfigurationError, msgspec.DecodeError):
-                    _logger.exception("environment %s cannot run in this process", name)
+                    if self._encoded_by_name.get(name) != encoded:
+                        _logger.exception("environment %s cannot run in this process", name)
+                self._encoded_by_name[name] = encoded
 
     async def _put(self, spec: EnvironmentSpec) -> RegisteredEnvironment:
         registered = await self._load(spec)

@@ -5,7 +5,7 @@
     in_stream    entries that XRANGE finds: of groups that run, are ready, or were trained and wait for a checkpoint
     trained      trajectory ids in lineage.jsonl whose entries have left the stream
     failed       episodes without a usable reward in those trained groups: the agents' own count by outcome bounds it
-    discarded    episodes of groups that the trainer gave up as stale or failed: complete ones, hence group_size each
+    discarded    episodes that had finished when their group was given up: a counter of the ledger
 
 An episode is lost when it finished and is in none of the others, or when the agents know of it and the ledger does not:
 
@@ -28,7 +28,7 @@ from services.standalone.run_files import Lineage, lineage
 from shared import trajectory as trajectories
 from shared.configuration import Configuration
 from shared.keys import Keys
-from shared.ledger import AdmissionLedger, Books, DiscardReason
+from shared.ledger import AdmissionLedger, Books
 from shared.trajectory import Outcome
 
 TIMEOUT_S: Final = 10.0
@@ -76,14 +76,13 @@ def account(
     groups_in_stream = {entry.group_id for entry in entries}
     trained = {id_ for line in lines for id_ in line.trajectory_ids} - ids_in_stream
     left_groups = {id_ for line in lines for id_ in line.group_ids} - groups_in_stream
-    given_up = books.discarded.get(DiscardReason.STALE, 0) + books.discarded.get(DiscardReason.FAILED, 0)
     return Account(
         finished=books.episodes_finished,
         recorded=agents.recorded,
         in_stream=len(ids_in_stream),
         trained=len(trained),
         failed=min(group_size * len(left_groups) - len(trained), agents.without_reward),
-        discarded=group_size * given_up,
+        discarded=books.episodes_discarded,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Final
 from services.standalone import leash
 from services.standalone.logs import ProcessLog
 from services.standalone.processes import ProcessSpec
+from shared.configuration import ADDRESS_VARIABLES
 
 READ_BYTES: Final = 64 * 1024
 DRAIN_TIMEOUT_S: Final = 5.0
@@ -55,7 +56,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
-                env={**os.environ, **spec.environment},
+                env={**_inherited_environment(), **spec.environment},
                 start_new_session=True,
                 pass_fds=tuple(inherited),
             )
@@ -120,3 +121,8 @@ def describe_status(status: int) -> str:
     if status > 192 and 256 - status in set(signal.Signals):
         return f"exited with status {status} (killed by {signal.Signals(256 - status).name})"
     return f"exited with status {status}"
+
+
+def _inherited_environment() -> dict[str, str]:
+    """This process's, without the addresses: the run file that children read is resolved, and must not be overridden again."""
+    return {name: value for name, value in os.environ.items() if name not in ADDRESS_VARIABLES}

@@ -88,9 +88,21 @@ def transcript_panels(by_version: Mapping[int, Sequence[Transcript]]) -> list[Pa
     num_tasks = min(len(by_version[version]) for _, version in chosen)
     before, after = by_version[versions[0]], by_version[versions[-1]]
     index = max(range(num_tasks), key=lambda i: after[i].reward - before[i].reward)
-    return [_panel(label, version, by_version[version][index]) for label, version in chosen]
+    shown = [by_version[version][index] for _, version in chosen]
+    texts = [shown[0].text, *(without_shared_start(transcript.text, shown[0].text) for transcript in shown[1:])]
+    return [
+        _panel(f"{label} (version {version}) · task {transcript.task} · reward {transcript.reward:g}", text)
+        for (label, version), transcript, text in zip(chosen, shown, texts, strict=True)
+    ]
 
 
-def _panel(label: str, version: int, transcript: Transcript) -> Panel:
-    title = f"{label} (version {version}) · task {transcript.task} · reward {transcript.reward:g}"
-    return Panel(Text(transcript.text), title=Text(title), title_align="left")
+def without_shared_start(text: str, first: str) -> str:
+    """`text` from the first paragraph that differs from `first`: the same task begins with the same page of instructions."""
+    paragraphs, first_paragraphs = text.split("\n\n"), first.split("\n\n")
+    pairs = enumerate(zip(paragraphs, first_paragraphs, strict=False))
+    num_shared = next((index for index, (ours, theirs) in pairs if ours != theirs), 0)
+    return "\n\n".join(["… as above", *paragraphs[num_shared:]]) if num_shared else text
+
+
+def _panel(title: str, text: str) -> Panel:
+    return Panel(Text(text), title=Text(title), title_align="left")

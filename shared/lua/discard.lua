@@ -1,9 +1,15 @@
--- Groups that will not be trained. ARGV: reason, '1' to run their tasks again first, group ids. Returns how many.
+-- Groups that will not be trained. ARGV: reason, '1' to run their tasks again first, '1' to spare ready groups, group ids.
+-- Returns how many were given up.
 local count = 0
-for i = 3, #ARGV do
+for i = 4, #ARGV do
   local group_id = ARGV[i]
   local record = group_record(group_id)
-  if record and redis.call('ZREM', RUNNING, group_id) + redis.call('ZREM', READY, group_id) > 0 then
+  local is_given_up = record and redis.call('ZREM', RUNNING, group_id) > 0
+  if record and not is_given_up and ARGV[3] == '0' then
+    is_given_up = redis.call('ZREM', READY, group_id) > 0
+  end
+  if is_given_up then
+    redis.call('HINCRBY', LEDGER, 'episodes_discarded', redis.call('HGET', FINISHED, group_id) or 0)
     forget(group_id, record.group_size)
     redis.call('HINCRBY', LEDGER, 'discarded', 1)
     redis.call('HINCRBY', LEDGER, 'discarded:' .. ARGV[1], 1)

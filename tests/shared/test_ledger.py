@@ -115,6 +115,27 @@ async def test_what_was_trained_after_the_checkpoint_is_ready_again(agents: Admi
     assert (books.version, books.trained, books.unsaved, books.ready, books.stream_entries) == (1, 1, 0, 2, 2 * GROUP_SIZE)
 
 
+async def test_what_a_checkpoint_taught_is_not_trained_again_when_redis_lost_its_publication(
+    agents: AdmissionLedger, trainer: TrainingLedger
+) -> None:
+    await admit_and_finish(agents, "taught")
+    await admit_and_finish(agents, "next")
+    assert trainer.restore(1, ["taught", "unknown"]) == 0
+    books = trainer.books()
+    assert (books.version, books.trained, books.ready, books.stream_entries) == (1, 1, 1, GROUP_SIZE)
+    assert books.is_balanced
+
+
+async def test_agents_give_up_only_groups_that_still_run(agents: AdmissionLedger) -> None:
+    await admit_and_finish(agents, "ready")
+    running = await admit(agents, "running")
+    assert running is not None
+    await agents.finish(finished_episode(running, 0))
+    assert await agents.discard(["ready", "running"], DiscardReason.ENVIRONMENT_GONE, requeue=False) == 1
+    books = await agents.books()
+    assert (books.ready, books.running, books.episodes_discarded) == (1, 0, 1)
+
+
 async def test_training_a_group_that_is_not_ready_is_refused(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
     await admit(agents, "g")
     with pytest.raises(LedgerError, match="group g is not ready"):

@@ -1,14 +1,13 @@
-"""From groups to a plan and to a line of metrics; and publishing when the reply to a publish was lost."""
+"""From groups to a plan and to a line of metrics."""
 
 import msgspec
 import pytest
 
 from shared.configuration import Configuration, RolloutSection, RunSection
-from shared.errors import LedgerError
 from tests.trainer.learning import section
 from tests.trainer.records import episode
 from trainer.assembly import Group
-from trainer.lead import Batch, Lead, plan_batch, update_metrics
+from trainer.lead import Batch, plan_batch, update_metrics
 from trainer.learner import Learned
 from trainer.measures import Measures
 from trainer.weight_push import PushTimes
@@ -55,31 +54,3 @@ def test_metrics_of_an_update(configuration):
     assert (metrics.reward_mean, metrics.success_rate) == (0.5, 0.5)
     assert (metrics.wait_prev_gen_s, metrics.assemble_s, metrics.train_s) == (1.0, 0.75, 2.0)
     assert (metrics.num_groups, metrics.num_trajectories, metrics.num_tokens, metrics.num_sampled_tokens) == (2, 4, 40, 16)
-
-
-class Ledger:
-    """Refuses a publish that it has carried out already, as after a lost reply."""
-
-    def __init__(self, version):
-        self.version = version
-
-    def publish(self, version, group_ids):
-        raise LedgerError(f"the next version to publish is {self.version + 1}, got {version}")
-
-    def books(self):
-        return self
-
-
-def lead_with(configuration, ledger):
-    return Lead(configuration, reader=None, ledger=ledger, pusher=None, evaluations=None, tracker=None, stop=None)
-
-
-def test_a_publish_whose_reply_was_lost_counts(configuration, tmp_path):
-    lead_with(configuration, Ledger(version=2)).publish(batch(configuration, [group("a")]), 2)
-    (line,) = [msgspec.json.decode(text) for text in (tmp_path / "lineage.jsonl").read_text().splitlines()]
-    assert line == {"version": 2, "group_ids": ["a"], "trajectory_ids": ["a-0", "a-1"], "lag_max": 1}
-
-
-def test_a_publish_that_the_books_do_not_allow_is_an_error(configuration):
-    with pytest.raises(LedgerError, match="the next version to publish is 6, got 2"):
-        lead_with(configuration, Ledger(version=5)).publish(batch(configuration, [group("a")]), 2)

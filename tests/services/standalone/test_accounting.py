@@ -8,9 +8,16 @@ from shared.ledger import Books
 GROUP_SIZE = 2
 
 
-def books(*, episodes_finished: int, **discarded: int) -> Books:
+def books(*, episodes_finished: int, episodes_discarded: int) -> Books:
     counts = dict.fromkeys(("version", "started", "running", "ready", "trained", "unsaved", "requeued", "stream_entries"), 0)
-    return Books(**counts, async_generation_ratio=1.0, batch_groups=1, discarded=discarded, episodes_finished=episodes_finished)
+    return Books(
+        **counts,
+        async_generation_ratio=1.0,
+        batch_groups=1,
+        discarded={},
+        episodes_finished=episodes_finished,
+        episodes_discarded=episodes_discarded,
+    )
 
 
 def entries(*groups: str) -> list[StreamEntry]:
@@ -21,9 +28,10 @@ def line(version: int, *groups: str) -> Lineage:
     return Lineage(version, groups, tuple(f"{group}:{index}" for group in groups for index in range(GROUP_SIZE)), 1)
 
 
-def lost(*, finished, stream, lines, recorded=None, without_reward=0, **discarded) -> int:
+def lost(*, finished, stream, lines, recorded=None, without_reward=0, discarded=0) -> int:
     agents = AgentCounts(finished if recorded is None else recorded, without_reward)
-    return account(books(episodes_finished=finished, **discarded), stream, lines, agents, group_size=GROUP_SIZE).lost
+    found = books(episodes_finished=finished, episodes_discarded=discarded)
+    return account(found, stream, lines, agents, group_size=GROUP_SIZE).lost
 
 
 def test_trained_and_waiting_episodes_are_not_lost():
@@ -35,7 +43,7 @@ def test_trained_group_that_waits_for_its_checkpoint_counts_once():
 
 
 def test_discarded_groups_are_accounted_for():
-    assert lost(finished=6, stream=entries("c"), lines=[line(1, "a")], stale=1) == 0
+    assert lost(finished=6, stream=entries("c"), lines=[line(1, "a")], discarded=2) == 0
 
 
 def test_episode_without_a_reward_is_not_in_the_lineage_and_not_lost():

@@ -71,3 +71,10 @@ def test_task_that_was_learnt_is_the_one_shown():
     }
     panels = report.transcript_panels(by_version)
     assert [str(panel.renderable) for panel in panels] == ["wrong", "right at last", "right at last"]
+
+
+def test_instructions_that_were_shown_already_are_left_out():
+    first = "CONTEXT\nYou have a tool.\n\nPOLICY\n533"
+    assert report.without_shared_start("CONTEXT\nYou have a tool.\n\nPOLICY\n614", first) == "… as above\n\nPOLICY\n614"
+    assert report.without_shared_start("something else", first) == "something else"
+    assert report.without_shared_start(first, first) == first
