@@ -180,5 +180,5 @@ async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
         async with asyncio.TaskGroup() as tasks:
             for one in work:
                 tasks.create_task(one)
-    except* ProcessError as errors:
-        raise errors.exceptions[0] from None
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors

@@ -82,11 +82,12 @@ class StandaloneRun:
 
     def kill_trainer(self) -> None:
         """SIGKILL to rank 0, the process that trains."""
-        for process in self._family:
-            if "--config" in (words := process.cmdline()) and any(word.endswith("trainer/train.py") for word in words[1:3]):
+        words_by_process = {process: words for process in self._family if (words := _command_line(process))}
+        for process, words in words_by_process.items():
+            if "--config" in words and any(word.endswith("trainer/train.py") for word in words[1:3]):
                 process.send_signal(signal.SIGKILL)
                 return
-        raise AssertionError(f"no rank among {[process.cmdline() for process in self._family]}")
+        raise AssertionError(f"no rank among {list(words_by_process.values())}")
 
     def left_processes(self) -> list[psutil.Process]:
         """Of all that were ever seen below `headrace up`, those that still run."""
@@ -137,3 +138,11 @@ def run_file(directory: Path, model: Path, num_updates: int, checkpoint_every: i
             "evaluation": {"every_updates": num_updates, "num_episodes": 4},
         },
     }
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    """Empty for a process that has ended, as short-lived ones of the family have."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []

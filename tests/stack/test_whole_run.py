@@ -1,10 +1,14 @@
 """DESIGN's invariants, checked from outside on the whole system: what it wrote to its files, to Redis, and to the process table."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from shared import versions
 from tests.stack.standalone_run import StandaloneRun
+
+MAX_MISMATCH = 1e-4
+"""Between the engine's and the trainer's log-probabilities, both float32 on a CPU."""
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
@@ -54,6 +58,8 @@ def test_whole_system_trains_and_keeps_its_invariants(new_run):
         discarded = sum(books.discarded.values())
         assert books.started - discarded <= (books.version + 1 + books.async_generation_ratio) * books.batch_groups
     check_lineage(run, num_updates=4)
+    first_update = msgspec.json.decode((run.directory / "metrics.jsonl").read_bytes().splitlines()[0])
+    assert first_update["logprob_mismatch_max"] <= MAX_MISMATCH
     assert {path.name for path in (run.directory / "logs").iterdir()} == {
         f"{name}.log" for name in ("redis", "engine-0", "hub", "agents", "trainer")
     }

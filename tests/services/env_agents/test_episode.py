@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from services.env_agents.environment import Environment, Step, Task, tool
-from shared.trajectory import Outcome
+from shared import trajectory as trajectories
+from shared.trajectory import Outcome, ToolCall
 
 TASK = Task(task_id="0", seed=0, data={})
 CALL = '<tool_call>\n{"name": "double", "arguments": {"number": 21}}\n</tool_call><|im_end|>'
@@ -124,12 +125,30 @@ async def raises_timeout():
     raise TimeoutError("its own")
 
 
+async def awaits_something_cancelled():
+    cancelled = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+    await cancelled
+
+
+async def exits():
+    raise SystemExit(3)
+
+
 async def hangs():
     await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("where", ["open", "reset", "step", "score"])
-@pytest.mark.parametrize(("what", "detail"), [(raises, "KeyError: 'no such row'"), (raises_timeout, "TimeoutError: its own")])
+@pytest.mark.parametrize(
+    ("what", "detail"),
+    [
+        (raises, "KeyError: 'no such row'"),
+        (raises_timeout, "TimeoutError: its own"),
+        (awaits_something_cancelled, "CancelledError"),
+        (exits, "SystemExit: 3"),
+    ],
+)
 async def test_environment_that_raises_is_an_outcome_with_its_traceback(play, question_environment, where, what, detail):
     record = await play(misbehaving(question_environment, where, what))
     assert record.outcome is Outcome.ENVIRONMENT_ERROR
@@ -166,6 +185,9 @@ async def test_environment_that_hangs_times_out(play, question_environment, wher
         ("step", Step(messages=["go on"])),
         ("step", Step(done=True, reward=float("nan"))),
         ("step", Step(done=True, reward="much")),
+        ("step", Step(done=True, reward_parts={"format": None})),
+        ("step", Step(done=True, tool_calls=("calculate",))),
+        ("step", Step(done=True, tool_calls=(ToolCall("calculate", {}, 0.0, False),))),
         ("score", None),
     ],
 )
@@ -183,6 +205,15 @@ async def test_rewards_of_other_number_types_are_taken(play, question_environmen
         return np.float32(0.5)
 
     assert (await play(misbehaving(question_environment, "score", reward))).reward == 0.5
+
+
+async def test_a_record_of_any_numbers_can_be_written(play, question_environment):
+    async def step():
+        return Step(done=True, reward=np.float64(1), reward_parts={"format": np.float32(0.5)}, reward_s=np.float64(0.1))
+
+    record = await play(misbehaving(question_environment, "step", step))
+    assert trajectories.decode(trajectories.encode(record)) == record
+    assert record.reward_parts == {"format": 0.5}
 
 
 async def test_constructor_that_raises_is_an_outcome(play):
