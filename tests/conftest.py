@@ -1,6 +1,5 @@
 """Fixtures that several folders of tests share: a real Redis with a fresh run in it, a tiny model, a real SGLang engine."""
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -60,39 +59,15 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 of random weights with the tiny policy's tokenizer, in a Hugging Face directory."""
-    import torch
-    from renderers import Qwen3RendererConfig, create_renderer
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    """The tiny policy before its warm start: random weights, with its tokenizer, in a Hugging Face directory."""
+    from examples.tiny_policy.demonstrations import tokenizer_for
+    from examples.tiny_policy.model import new_policy
+    from examples.tiny_policy.tasks import Side, questions
 
-    from examples.calculator import Calculator
-    from examples.tiny_policy.tokenizer import byte_tokenizer, train_tokenizer
-    from services.env_agents.tasks import Task
-
-    renderer = create_renderer(byte_tokenizer(), Qwen3RendererConfig(thinking_retention="all"))
-    calculator = Calculator()
-    messages = asyncio.run(calculator.reset(Task(task_id="0", seed=0, data={"question": "12 + 34", "answer": "46"})))
-    prompt_ids = renderer.render_ids(messages, tools=calculator.tool_specs(), add_generation_prompt=True)
-    tokenizer = train_tokenizer([byte_tokenizer().decode(prompt_ids)] * 2, vocabulary_size=400)
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            intermediate_size=128,
-            max_position_embeddings=2048,
-            tie_word_embeddings=True,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
     directory = tmp_path_factory.mktemp("tiny_model")
-    model.save_pretrained(directory)
+    tokenizer = tokenizer_for(questions(Side.TRAIN, seed=0))
     tokenizer.save_pretrained(directory)
+    new_policy(tokenizer, seed=0).save_pretrained(directory)
     return directory
 
 

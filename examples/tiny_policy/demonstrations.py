@@ -79,9 +79,10 @@ class Demonstrator:
     def episodes(self, questions: Iterable[Question], slips: Slips, random: Random) -> Iterator[Demonstration]:
         """One for each question, each played when it is asked for."""
         for question in questions:
-            yield self._runner.run(self._play(question, slips, random))
+            yield self._runner.run(self.play(question, slips, random))
 
-    async def _play(self, question: Question, slips: Slips, random: Random) -> Demonstration:
+    async def play(self, question: Question, slips: Slips, random: Random) -> Demonstration:
+        """One episode."""
         environment = Calculator()
         messages = await environment.reset(Task("", 0, {"question": question.question, "answer": question.answer}))
         tools = environment.tool_specs()

@@ -21,7 +21,7 @@ def new_policy(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Qwen3ForCaus
             head_dim=32,
             intermediate_size=384,
             tie_word_embeddings=True,
-            max_position_embeddings=1024,
+            max_position_embeddings=2048,
             # Episodes are some 50 tokens long. With the usual base of 10,000 most rotary frequencies are too slow to tell
             # neighbours apart, and copying digits from the question generalises late or never.
             rope_parameters={"rope_type": "default", "rope_theta": 100.0},

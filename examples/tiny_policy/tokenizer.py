@@ -1,7 +1,7 @@
 """The tiny policy's tokenizer: byte-level BPE over its own prompts, digits one by one, Qwen3's special tokens.
 
 The merges are learned from rendered episodes, and they may cross spaces and punctuation: the constant text around a question,
-about 1,100 bytes of it, shrinks to a few dozen tokens, and a tool call to its digits and a handful of tokens around them.
+some 700 bytes, shrinks to about 20 tokens, and a tool call to its digits and a handful of tokens around them.
 """
 
 import re
