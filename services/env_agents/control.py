@@ -100,7 +100,11 @@ def create_control(
 
 def _description(environment: RegisteredEnvironment) -> dict[str, Any]:
     """A spec, and how this process's recent episodes of it went."""
-    return {**msgspec.to_builtins(environment.spec), "statistics": msgspec.to_builtins(environment.window.statistics())}
+    return {
+        **msgspec.to_builtins(environment.spec),
+        "statistics": msgspec.to_builtins(environment.window.statistics()),
+        "last_problem": environment.window.last_problem,
+    }
 
 
 def _json(value: Any, *, status: int = 200) -> Response:

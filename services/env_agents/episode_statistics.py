@@ -27,9 +27,13 @@ class StatisticsWindow:
 
     def __init__(self) -> None:
         self._recent: deque[tuple[Outcome, float]] = deque(maxlen=WINDOW)
+        self.last_problem: str | None = None
+        """Why the latest episode that did not complete ended."""
 
     def add(self, trajectory: Trajectory) -> None:
         self._recent.append((trajectory.outcome, trajectory.reward))
+        if trajectory.outcome is not Outcome.COMPLETED:
+            self.last_problem = f"{trajectory.outcome}: {trajectory.detail}"
 
     def statistics(self) -> EpisodeStatistics:
         return summarise(self._recent)

@@ -29,6 +29,7 @@ async def test_environment_lives_through_its_requests(http):
     assert (patched.status_code, patched.json()["is_paused"], patched.json()["weight"]) == (200, True, 2.5)
     shown = (await http.get("/environments/calculator")).json()
     assert shown["statistics"] == {"episodes": 0, "success_rate": None, "mean_reward": None, "outcomes": {}}
+    assert shown["last_problem"] is None
     assert [item["name"] for item in (await http.get("/environments")).json()] == ["calculator"]
     assert (await http.delete("/environments/calculator")).status_code == 204
     assert (await http.get("/environments")).json() == []
