@@ -15,6 +15,8 @@ from shared.errors import NewerSchemaError, RecordError
 from shared.versions import VersionSpan, oldest_version
 
 SCHEMA_VERSION: Final = 1
+SUCCESS_REWARD: Final = 1.0
+"""An episode with at least this total reward is a success."""
 
 TokenIds = npt.NDArray[np.int32]
 LossMask = npt.NDArray[np.uint8]

@@ -5,8 +5,19 @@ the run started from. A trainer that resumes from the checkpoint of version c co
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
+
+INITIAL_LABEL: Final = "default"
+"""SGLang's label of the weights it was started with, unless it was told another."""
+
+
+def version_of_label(label: str) -> int | None:
+    """The policy version in an engine's `weight_version` label; None if the label is not one of ours."""
+    if label == INITIAL_LABEL:
+        return 0
+    return int(label) if label.isdecimal() else None
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True):

@@ -10,6 +10,7 @@ import numpy as np
 from shared import versions
 from shared.configuration import Configuration
 from shared.ledger import TrainingLedger
+from shared.trajectory import SUCCESS_REWARD
 from trainer.advantages import ADVANTAGE_ESTIMATORS
 from trainer.assembly import Episode, Group
 from trainer.batching import BatchPlan, PlannedSequence, plan_shares
@@ -20,8 +21,6 @@ from trainer.rollouts import RolloutReader
 from trainer.stopping import StopSignal
 from trainer.tracking import JsonLines, Tracker, UpdateMetrics
 from trainer.weight_push import PushTimes, WeightPusher
-
-SUCCESS_REWARD = 1.0
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,9 @@ from typing import Final
 
 import msgspec
 
-from shared.trajectory import Outcome, Trajectory
+from shared.trajectory import SUCCESS_REWARD, Outcome, Trajectory
 
 WINDOW: Final = 256
-SUCCESS_REWARD: Final = 1.0
-"""An episode with at least this total reward is a success."""
 
 
 class EpisodeStatistics(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import msgspec
 
 from shared.environment_spec import SamplingParameters
 from shared.errors import EpisodeError
-from shared.versions import VersionSpan
+from shared.versions import VersionSpan, version_of_label
 
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
@@ -151,9 +151,6 @@ def read_generation(answer: bytes) -> Generation:
 
 
 def _version(label: str) -> int:
-    """The policy version in an engine's label; engines that never were updated say "default"."""
-    if label == "default":
-        return 0
-    if not label.isdecimal():
+    if (version := version_of_label(label)) is None:
         raise GenerationError(f"an engine's weight version must be a decimal number, got {label!r}")
-    return int(label)
+    return version

@@ -9,10 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from shared.versions import VersionSpan, merge_spans, shift_spans
+from shared.versions import VersionSpan, merge_spans, shift_spans, version_of_label
 
-INITIAL_LABELS: Final = frozenset({"default", "0"})
-"""SGLang's names for the weights it was started with."""
 PER_TOKEN_KEYS: Final = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
 PROMPT_KEYS: Final = ("cached_tokens", "input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
 SUMMED_KEYS: Final = ("reasoning_tokens", "num_retractions", "e2e_latency")
@@ -54,13 +52,6 @@ _head_decoder = msgspec.json.Decoder(AnswerHead)
 def head_of(body: bytes) -> AnswerHead:
     """Raises: msgspec.DecodeError if `body` is no answer to a generate call."""
     return _head_decoder.decode(body)
-
-
-def version_of(label: str) -> int | None:
-    """The policy version in an engine's `weight_version` label; None if the label is not one of ours."""
-    if label in INITIAL_LABELS:
-        return 0
-    return int(label) if label.isdecimal() else None
 
 
 def date_back(answer: Answer) -> Answer:
@@ -140,7 +131,7 @@ def _spans(meta_info: Mapping[str, Any]) -> list[VersionSpan] | None:
     """The engine's version spans; None if a label is not a policy version."""
     spans = []
     for span in meta_info.get("weight_versions") or ():
-        version = version_of(span["version"])
+        version = version_of_label(span["version"])
         if version is None:
             return None
         spans.append(VersionSpan(span["start"], span["end"], version))

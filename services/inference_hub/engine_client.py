@@ -8,8 +8,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from services.inference_hub.answer import version_of
 from shared.errors import EngineError
+from shared.versions import version_of_label
 
 CONNECT_TIMEOUT_S: Final = 5.0
 KEEPALIVE_S: Final = 4.0
@@ -40,7 +40,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     @property
     def version(self) -> int | None:
         """The policy version of the label; None if the label is not a version."""
-        return version_of(self.weight_version)
+        return version_of_label(self.weight_version)
 
 
 class ServerInfo(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.versions import VersionSpan, lag, merge_spans, oldest_version, shift_spans
+from shared.versions import VersionSpan, lag, merge_spans, oldest_version, shift_spans, version_of_label
 
 
 def test_spans_are_shifted_into_the_whole_sequence() -> None:
@@ -34,3 +35,8 @@ def test_lag_counts_updates_since_the_oldest_token() -> None:
 
 def test_tokens_of_a_lineage_that_was_cut_off_are_not_stale() -> None:
     assert lag(5, 7) == 0
+
+
+@pytest.mark.parametrize(("label", "version"), [("default", 0), ("0", 0), ("17", 17), ("v2", None), ("-1", None), ("", None)])
+def test_version_of_a_label(label: str, version: int | None) -> None:
+    assert version_of_label(label) == version

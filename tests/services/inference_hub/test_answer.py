@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.inference_hub.answer import date_back, head_of, join, trustworthy_part, version_of
+from services.inference_hub.answer import date_back, head_of, join, trustworthy_part
 
 
 def answer(ids: list[int], version: str = "3", **meta: Any) -> dict[str, Any]:
@@ -86,11 +86,6 @@ def test_versions_that_are_labelled_early_are_dated_back_by_a_token(spans, dated
 
     mixed = answer([7] * spans[-1][1]) | {"meta_info": {"weight_versions": wire(spans)}}
     assert date_back(mixed)["meta_info"]["weight_versions"] == wire(dated)
-
-
-@pytest.mark.parametrize(("label", "version"), [("default", 0), ("0", 0), ("17", 17), ("v2", None), ("-1", None), ("", None)])
-def test_version_of_a_label(label: str, version: int | None):
-    assert version_of(label) == version
 
 
 def test_an_aborted_answer_is_partial():
