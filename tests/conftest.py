@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests share: a real Redis with a fresh run in it, a tiny model, a real SGLang engine."""
 
+import json
 import os
 import signal
 import subprocess
@@ -96,6 +97,17 @@ trainer: {{num_updates: 1}}
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+@pytest.fixture
+def initial_engine_url(engine_url: str, tiny_model: Path) -> str:
+    """The session's engine with `tiny_model`'s weights as version 0, whatever the tests before this one pushed."""
+    body = json.dumps({"model_path": str(tiny_model), "weight_version": "0", "flush_cache": True}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{engine_url}/update_weights_from_disk", data=body, headers=headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        assert json.load(response)["success"]
+    return engine_url
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

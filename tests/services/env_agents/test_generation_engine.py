@@ -12,9 +12,9 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
-def generate(http_session, engine_url):
+def generate(http_session, initial_engine_url):
     async def generate(*, stop_token_ids=(), is_greedy=False, max_new_tokens=12):
-        return await GenerationClient(http_session, engine_url, stop_token_ids=stop_token_ids).generate(
+        return await GenerationClient(http_session, initial_engine_url, stop_token_ids=stop_token_ids).generate(
             [5, 6, 7, 8],
             sampling=SamplingParameters(),
             max_new_tokens=max_new_tokens,
