@@ -29,7 +29,7 @@ endef
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-install: $(STAMP) ## set everything up in .venv (about 5 minutes, 4 GB)
+install: $(STAMP) ## set everything up in .venv (3 to 5 minutes, 3.5 GB)
 
 $(STAMP): pyproject.toml services/engine/requirements-cpu.txt Makefile
 	@if [ -z '$(PYTHON)' ]; then echo 'Headrace needs Python >= 3.11, and none is on the path; install one, or give it: make PYTHON=/path/to/python3' >&2; exit 1; fi
@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml services/engine/requirements-cpu.txt Makefile
 	$(call step,4/4 Headrace and what it and SGLang need,$(PIP) -c $(CONSTRAINTS) -r services/engine/requirements-cpu.txt -e '.[$(EXTRAS)]')
 	@touch $(STAMP)
 
-demo: install ## train the demo agent and show that it learns (about 8 minutes on 2 cores)
+demo: install ## train the demo agent and show that it learns (about 3 minutes on 2 cores)
 	@$(BIN)/headrace demo
 
 test: install ## unit, integration and end-to-end tests

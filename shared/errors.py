@@ -1,4 +1,4 @@
-"""Every exception that Headrace raises on purpose.
+"""The tree that every exception of Headrace hangs on; what only one module raises stands in that module.
 
 HeadraceError
 ├── ConfigurationError      a run file, flag or environment variable that cannot be used as it is
