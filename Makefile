@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench-hub clean
+.PHONY: help install demo test test-compose lint format lock bench-hub clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,6 +19,11 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 TORCH := torch==2.13.0
 # Without what they ask for: the first wants CUDA packages, the second a web interface that its server does not need.
 BARE := sglang==0.5.23 openenv-core==0.3.0
+
+LOCKS := deploy/requirements
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header -c $(VENV)/tested.txt pyproject.toml
+# Packages that come with the build of torch that an image has.
+WITH_TORCH := torch|triton|nvidia|cuda
 
 # $(call step,what it does,command): one line with the seconds it took; the command's output only if it fails.
 define step
@@ -48,6 +53,9 @@ demo: install ## train the demo agent and show that it learns (about 3 minutes o
 test: install ## unit, integration and end-to-end tests
 	@$(BIN)/python -m pytest
 
+test-compose: install ## build the images and run the composed stack in a Docker engine (starts one if there is none)
+	@$(BIN)/python -m pytest tests/compose -m compose
+
 lint: install ## style, format and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -56,6 +64,13 @@ lint: install ## style, format and types
 format: install ## rewrite the code in its format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+lock: install ## choose the images' packages anew: what the tests run with in .venv
+	@$(PIP) uv
+	@$(BIN)/pip freeze --exclude-editable | grep == | grep -vE '^($(WITH_TORCH))' > $(VENV)/tested.txt
+	@$(LOCK) --generate-hashes --extra hub > $(LOCKS)/inference-hub.txt
+	@$(LOCK) --generate-hashes --extra agents --extra cli --no-emit-package huggingface-hub --no-emit-package hf-xet > $(LOCKS)/env-agents.txt
+	@$(LOCK) --extra trainer --extra agents --extra examples --extra cli | grep -vE '^($(WITH_TORCH))' > $(LOCKS)/trainer.txt
 
 bench-hub: install ## what the hub adds to a generate call
 	@$(BIN)/python -m benchmarks.hub_latency

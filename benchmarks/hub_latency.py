@@ -60,7 +60,7 @@ def served(folder: Path) -> Iterator[tuple[str, str]]:
     )
     uvicorn = [sys.executable, "-m", "uvicorn", "benchmarks.canned_engine:application", "--port", str(engine_port)]
     commands = [
-        [redis_executable(), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder), "--save", ""],
+        [redis_executable(), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder), "--save", "", "--appendonly", "yes"],
         [*uvicorn, "--loop", "uvloop", "--no-access-log", "--lifespan", "off", "--log-level", "error"],
         [sys.executable, "-m", "services.inference_hub", "--config", str(run_file)],
     ]

@@ -3,7 +3,7 @@
     configuration = load(Path("run.yaml"), overrides=["trainer.learning_rate=1e-5"])
 
 An unknown key, a wrong type and a value out of range are ConfigurationErrors. Nothing is rewritten or derived: a process that
-needs a derived value computes it. Environment variables carry only addresses and secrets (`ADDRESS_VARIABLES`).
+needs a derived value computes it. Environment variables carry only addresses (`ADDRESS_VARIABLES`) and secrets (redis_address).
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from shared import strict_yaml
+from shared import redis_address, strict_yaml
 from shared.environment_spec import EnvironmentSpec, PositiveFloat, PositiveInt
 from shared.errors import ConfigurationError
 
@@ -57,6 +57,9 @@ class RolloutSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class RedisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: str = "redis://127.0.0.1:6379/0"
+    """Without the password, which HEADRACE_REDIS_PASSWORD or HEADRACE_REDIS_PASSWORD_FILE gives (shared/redis_address.py)."""
+    require_aof: bool = True
+    """Refuse a Redis without an append-only file. False is for one that persists otherwise, or a run that may be lost."""
 
 
 class EnginesSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +67,9 @@ class EnginesSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     count: NonNegativeInt = 1
     urls: tuple[str, ...] = ()
+    discovery: tuple[str, ...] = ()
+    """URLs whose names stand for any number of engines, as a Compose service or a headless Kubernetes service does: the hub
+    registers every address that http://engine:30000 resolves to, and forgets those that are gone."""
     device: Literal["cpu", "cuda"] = "cuda"
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     tensor_parallel_size: PositiveInt = 1
@@ -196,16 +202,11 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 def load(path: Path, *, overrides: Iterable[str] = (), environment_variables: Mapping[str, str] = os.environ) -> Configuration:
-    """The run file at `path`, with addresses from the environment and then `overrides` applied.
+    """The run file at `path`, for a process that uses the model: as `read`, and the model's directory is there.
 
     Raises: ConfigurationError, a sentence with key, rule, value and remedy.
     """
-    raw = strict_yaml.load_yaml(path)
-    for variable, dotted in ADDRESS_VARIABLES.items():
-        if value := environment_variables.get(variable):
-            strict_yaml.set_by_path(raw, dotted, value)
-    strict_yaml.apply_overrides(raw, overrides)
-    configuration = strict_yaml.decode(raw, Configuration, source=str(path))
+    configuration = read(path, overrides=overrides, environment_variables=environment_variables)
     model_path = Path(configuration.run.model_path)
     if not (model_path / "config.json").is_file():
         raise ConfigurationError(
@@ -215,6 +216,20 @@ def load(path: Path, *, overrides: Iterable[str] = (), environment_variables: Ma
     return configuration
 
 
+def read(path: Path, *, overrides: Iterable[str] = (), environment_variables: Mapping[str, str] = os.environ) -> Configuration:
+    """The run file at `path`, with addresses from the environment and then `overrides` applied.
+
+    Raises: ConfigurationError, a sentence with key, rule, value and remedy.
+    """
+    raw = strict_yaml.load_yaml(path)
+    for variable, dotted in ADDRESS_VARIABLES.items():
+        if value := environment_variables.get(variable):
+            strict_yaml.set_by_path(raw, dotted, value)
+    strict_yaml.apply_overrides(raw, overrides)
+    return strict_yaml.decode(raw, Configuration, source=str(path))
+
+
 def dump(configuration: Configuration) -> str:
-    """The configuration as YAML that `load` reads back."""
-    return msgspec.yaml.encode(configuration).decode()
+    """The configuration as YAML that `load` reads back, but for a password in `redis.url`: files have none."""
+    section = msgspec.structs.replace(configuration.redis, url=redis_address.without_password(configuration.redis.url))
+    return msgspec.yaml.encode(msgspec.structs.replace(configuration, redis=section)).decode()

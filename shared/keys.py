@@ -4,7 +4,7 @@ All keys of a run share the hash tag `{run_id}`, so that one Lua script may touc
 
 | key           | type   | holds                                                    | writer         | bound                      |
 | ------------- | ------ | -------------------------------------------------------- | -------------- | -------------------------- |
-| ledger        | hash   | version, batch_groups, ratio, started, trained, discarded | ledger scripts | a dozen fields             |
+| ledger        | hash   | versions, ratio, batch_groups, counts by state           | ledger scripts | a dozen fields             |
 | running       | zset   | group id → lease expiry, Unix ms                         | ledger scripts | admission                  |
 | owners        | hash   | group id → agent process that holds the lease            | ledger scripts | admission                  |
 | ready         | zset   | group id → start number, oldest first                    | ledger scripts | admission                  |
@@ -15,7 +15,10 @@ All keys of a run share the hash tag `{run_id}`, so that one Lua script may touc
 | cursors       | hash   | environment → index of its next task                     | ledger scripts | environments               |
 | trajectories  | stream | trajectory records, consumer group `trainer`             | ledger scripts | removed when acknowledged  |
 | dead_letters  | stream | records nobody could read, with the reason               | trainer        | newest 1,000               |
+| processes     | zset   | agent process → when it counts as dead, Unix ms          | ledger scripts | agent processes            |
 | environments  | hash   | environment name → EnvironmentSpec, JSON                 | env_agents     | registered environments    |
+| recent:{name} | list   | an environment's episodes as [outcome, reward], JSON     | env_agents     | newest 256                 |
+| last_problems | hash   | environment name → why its last bad episode ended, JSON  | env_agents     | registered environments    |
 | engines       | hash   | engine URL → registration, JSON                          | inference_hub  | registered engines         |
 | weights       | hash   | version and epoch of the weights in force                | inference_hub  | a few fields               |
 """
@@ -83,8 +86,19 @@ class Keys:
         return self._key("dead_letters")
 
     @property
+    def processes(self) -> str:
+        return self._key("processes")
+
+    @property
     def environments(self) -> str:
         return self._key("environments")
+
+    def recent_episodes(self, environment: str) -> str:
+        return self._key(f"recent:{environment}")
+
+    @property
+    def last_problems(self) -> str:
+        return self._key("last_problems")
 
     @property
     def engines(self) -> str:

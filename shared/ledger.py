@@ -97,7 +97,7 @@ class Books:
         return self.started == self.running + self.ready + self.trained + sum(self.discarded.values())
 
 
-_SCRIPT_NAMES = ("admit", "renew", "adopt", "finish", "discard", "publish", "acknowledge", "restore", "books")
+_SCRIPT_NAMES = ("admit", "renew", "adopt", "finish", "discard", "publish", "acknowledge", "restore", "books", "processes")
 _record_decoder = msgspec.json.Decoder(GroupRecord)
 
 
@@ -120,6 +120,7 @@ def _script_keys(keys: Keys) -> list[str]:
         keys.requeued,
         keys.cursors,
         keys.trajectories,
+        keys.processes,
     ]
 
 
@@ -170,7 +171,10 @@ class AdmissionLedger:
         return None if record is None else _record_decoder.decode(record)
 
     async def renew(self, *, owner: str, lease_ms: int, group_ids: Iterable[str]) -> list[str]:
-        """Extends the leases of running groups; returns those that are no longer this owner's to run."""
+        """Says that this process lives and extends the leases of running groups, for `lease_ms` from now.
+
+        Returns the groups that are no longer this owner's to run.
+        """
         lost = await self._run("renew", owner, lease_ms, *group_ids)
         return [group_id.decode() for group_id in lost]
 
@@ -189,6 +193,11 @@ class AdmissionLedger:
         """Gives up groups that still run; returns how many did. A ready group is the trainer's to decide on."""
         return cast(int, await self._run("discard", reason, int(requeue), 1, *group_ids))
 
+    async def processes(self) -> dict[str, int]:
+        """The agent processes that live, by owner, and the episodes that each of them has to finish."""
+        reply = await self._run("processes")
+        return dict(sorted((reply[i].decode(), reply[i + 1]) for i in range(0, len(reply), 2)))
+
     async def books(self) -> Books:
         return _parse_books(await self._run("books"))
 
@@ -203,7 +212,13 @@ class TrainingLedger:
         self._scripts = {name: client.register_script(source) for name, source in _sources().items()}
 
     def _run(self, name: str, *arguments: str | int) -> Any:
-        return self._scripts[name](keys=self._script_keys, args=list(arguments))
+        """Raises: LedgerError if the script refuses."""
+        try:
+            return self._scripts[name](keys=self._script_keys, args=list(arguments))
+        except redis.ResponseError as error:
+            if str(error).startswith("LEDGER"):
+                raise LedgerError(str(error).removeprefix("LEDGER ")) from error
+            raise
 
     def create_consumer_group(self) -> None:
         """Makes the stream and its consumer group unless they exist."""
@@ -218,12 +233,7 @@ class TrainingLedger:
 
         Raises: LedgerError if a group is not ready or the version is not the next.
         """
-        try:
-            self._run("publish", version, *group_ids)
-        except redis.ResponseError as error:
-            if str(error).startswith("LEDGER"):
-                raise LedgerError(str(error).removeprefix("LEDGER ")) from error
-            raise
+        self._run("publish", version, *group_ids)
 
     def live_groups(self) -> tuple[list[str], list[str]]:
         """Ids of the ready groups, oldest start first, and of the running ones, at one instant."""
@@ -234,13 +244,17 @@ class TrainingLedger:
         return [group_id.decode() for group_id in ready], [group_id.decode() for group_id in running]
 
     def acknowledge(self, version: int) -> int:
-        """Everything trained up to `version` is in a durable checkpoint and may leave the stream."""
+        """Everything trained up to `version` is in a durable checkpoint and may leave the stream.
+
+        Raises: LedgerError if a later checkpoint was durable already.
+        """
         return cast(int, self._run("acknowledge", version))
 
     def restore(self, version: int, saved_group_ids: Iterable[str] = ()) -> int:
         """Continues the books at the checkpoint of `version`; returns how many groups are ready again.
 
         Args: saved_group_ids: what the checkpoint taught. A Redis that lost its last second may still hold them for ready.
+        Raises: LedgerError if a later checkpoint was durable: what it taught has left the stream.
         """
         self.acknowledge(version)
         return cast(int, self._run("restore", version, *saved_group_ids))

@@ -11,6 +11,7 @@ import msgspec
 import yaml
 
 from shared.errors import ConfigurationError
+from shared.redis_address import masked
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> None:
     for override in overrides:
         dotted, separator, value = override.partition("=")
         if not separator or not dotted:
-            raise ConfigurationError(f"an override must look like section.key=value, got {override!r}")
+            raise ConfigurationError(f"an override must look like section.key=value, got {masked(repr(override))}")
         set_by_path(raw, dotted, yaml.load(value, _Loader))  # noqa: S506 - a SafeLoader
 
 
@@ -79,7 +80,7 @@ def _explain(message: str, raw: Mapping[str, Any], struct: type) -> str:
     if not match or not match["path"]:
         return message.removesuffix(" - at `$`")
     rule, path = message[: match.start()], match["path"].lstrip(".")
-    return f"{path}: {rule}, got {_value_at(raw, match['path'])!r}"
+    return f"{path}: {rule}, got {masked(repr(_value_at(raw, match['path'])))}"
 
 
 def _value_at(raw: Any, path: str) -> Any:

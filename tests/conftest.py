@@ -9,7 +9,8 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,18 +24,33 @@ ENGINE_START_TIMEOUT_S = 180.0
 
 
 @pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Redis of this test session's own, on a Unix socket."""
-    folder = tmp_path_factory.mktemp("redis")
+def serve_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """Starts a Redis on a Unix socket of its own with the arguments given; the answer is its address, without the password."""
+    with ExitStack() as servers:
+
+        def serve(*arguments: str, password: str | None = None) -> str:
+            return servers.enter_context(_redis_server(tmp_path_factory.mktemp("redis"), arguments, password))
+
+        yield serve
+
+
+@contextmanager
+def _redis_server(folder: Path, arguments: Sequence[str], password: str | None) -> Iterator[str]:
     socket = folder / "redis.sock"
-    command = [redis_executable(), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder), "--save", ""]
+    command = [redis_executable(), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder), "--save", "", *arguments]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         url = f"unix://{socket}"
-        client = redis.Redis.from_url(url, retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 200))
-        client.ping()
-        client.close()
+        patiently = redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 200)
+        with redis.Redis.from_url(url, password=password, retry=patiently) as client:
+            client.ping()
         yield url
         process.terminate()
+
+
+@pytest.fixture(scope="session")
+def redis_url(serve_redis: Callable[..., str]) -> str:
+    """A Redis of this test session's own, as a run needs it."""
+    return serve_redis("--appendonly", "yes", "--appendfsync", "no")
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ NEVER_IN = {
     "shared": {"torch", "fastapi", "deepspeed", "transformers", "aiohttp", "httpx", "uvicorn", "renderers"},
     "services": {"torch", "deepspeed"},
 }
-HEAVY = {"torch", "deepspeed", "transformers", "fastapi", "uvicorn", "renderers", "matplotlib", "pyarrow", "aiohttp"}
+HEAVY = {"torch", "deepspeed", "transformers", "fastapi", "uvicorn", "renderers", "matplotlib", "arro3", "aiohttp"}
 ENTRY_POINTS = (
     "services/inference_hub/__main__.py",
     "services/env_agents/__main__.py",

@@ -23,6 +23,13 @@ class EngineAddress(msgspec.Struct, frozen=True):
     url: str
 
 
+class EngineReply(msgspec.Struct, frozen=True):
+    url: str
+    state: str
+    problem: str | None = None
+    """Why it is not ready, as a sentence."""
+
+
 class WeightGroupReply(msgspec.Struct, frozen=True):
     group_name: str
     world_size: int
@@ -61,8 +68,8 @@ class HubClient:
     def close(self) -> None:
         self._client.close()
 
-    def engines(self) -> list[EngineAddress]:
-        return self._call("GET", "/engines", list[EngineAddress])
+    def engines(self) -> list[EngineReply]:
+        return self._call("GET", "/engines", list[EngineReply])
 
     def form_group(self, *, epoch: str, master_address: str, master_port: int, backend: str) -> WeightGroupReply:
         body = {"epoch": epoch, "master_address": master_address, "master_port": master_port, "backend": backend}

@@ -9,6 +9,7 @@ import numpy as np
 
 from shared import versions
 from shared.configuration import Configuration
+from shared.errors import ConfigurationError, LedgerError
 from shared.ledger import TrainingLedger
 from shared.trajectory import SUCCESS_REWARD
 from trainer.advantages import ADVANTAGE_ESTIMATORS
@@ -75,7 +76,15 @@ class Lead:
     def restore(self, version: int, saved_group_ids: Sequence[str]) -> None:
         """Continues the books at the checkpoint of `version`, which taught `saved_group_ids`; later groups are ready again."""
         self._ledger.create_consumer_group()
-        num_again = self._ledger.restore(version, saved_group_ids)
+        try:
+            num_again = self._ledger.restore(version, saved_group_ids)
+        except LedgerError as error:
+            run = self._configuration.run
+            found = f"that of version {version}" if version else "none"
+            raise ConfigurationError(
+                f"run.directory must hold the newest checkpoint of run {run.id!r}, and {run.directory!r} has {found} ({error}); "
+                "give the directory that has it, or begin a new run with another run.id"
+            ) from error
         self._evaluations.resume(version)
         if num_again:
             self._tracker.note(f"resuming at version {version}; {num_again} groups trained after it are trained again")

@@ -4,7 +4,9 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
-from shared.errors import ConfigurationError
+from shared.configuration import RedisSection
+from shared.redis_address import connection_url
+from shared.redis_checks import require_usable
 
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 30.0
@@ -24,14 +26,15 @@ def impatient_client(url: str) -> redis.Redis:
 
 def _client(url: str, retry: Retry) -> redis.Redis:
     return redis.Redis.from_url(
-        url, retry=retry, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=REPLY_TIMEOUT_S, health_check_interval=30
+        connection_url(url),
+        retry=retry,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=REPLY_TIMEOUT_S,
+        health_check_interval=30,
     )
 
 
-def require(url: str) -> None:
-    """Raises: ConfigurationError if no Redis answers at `url` within a few seconds."""
-    with _client(url, Retry(ExponentialWithJitterBackoff(cap=1.0, base=0.1), 5)) as client:
-        try:
-            client.ping()
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            raise ConfigurationError(f"redis.url must be the address of a Redis that runs, got {url!r}: {error}") from error
+def require(section: RedisSection) -> None:
+    """Raises: ConfigurationError if no Redis that a run can use answers within a few seconds."""
+    with _client(section.url, Retry(ExponentialWithJitterBackoff(cap=1.0, base=0.1), 5)) as client:
+        require_usable(client, section)

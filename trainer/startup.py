@@ -99,6 +99,7 @@ def _lead(
         dtype=getattr(torch, configuration.engines.dtype),
         device=device,
         patience_s=max(trainer.weight_push.timeout_s, configuration.engines.start_timeout_s),
+        notice=tracker.note,
     )
     evaluations = Evaluations(
         trainer.evaluation,

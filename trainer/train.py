@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         run = configuration.load(parsed.config, overrides=parsed.overrides)
-        redis_connection.require(run.redis.url)
+        redis_connection.require(run.redis)
         # Last, because torch and DeepSpeed take seconds to import.
         from trainer.startup import training
         from trainer.stopping import StopSignal

@@ -9,7 +9,7 @@ not routed to until a push completes, so repeating the whole is safe, and an eng
 import socket
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shared.configuration import WeightPushSection
 from shared.errors import EngineError, WeightUpdateError
-from trainer.hub_client import CommitReply, GroupStaleError, HubClient, NoEngineError
+from trainer.hub_client import CommitReply, EngineReply, GroupStaleError, HubClient, NoEngineError
 from trainer.weight_transport import Bucket, WeightGroup, flatten, listen
 
 MAX_FAILURES = 4
@@ -44,10 +44,17 @@ class WeightPusher:
     """Rank 0's side of weight updates. Keeps one group from push to push, and forms another when the engines change."""
 
     def __init__(
-        self, hub: HubClient, settings: WeightPushSection, *, dtype: torch.dtype, device: torch.device, patience_s: float
+        self,
+        hub: HubClient,
+        settings: WeightPushSection,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        patience_s: float,
+        notice: Callable[[str], None],
     ) -> None:
         """Args: dtype: the engines', in which weights travel. device: the trainer's, for nccl; gloo sends from memory.
-        patience_s: longest wait for the hub to answer and for an engine to be there.
+        patience_s: longest wait for the hub to answer and for an engine to be there. notice: is told what is waited for.
         """
         self._hub = hub
         self._settings = settings
@@ -55,6 +62,7 @@ class WeightPusher:
         self._device = device if settings.backend == "nccl" else torch.device("cpu")
         self._timeout = timedelta(seconds=settings.timeout_s)
         self._patience_s = patience_s
+        self._notice = notice
         self._group: WeightGroup | None = None
 
     def push(self, weights: Iterable[tuple[str, Tensor]], version: int) -> PushTimes:
@@ -80,17 +88,30 @@ class WeightPusher:
     def _push_until_done(self, buckets: list[Bucket], version: int) -> CommitReply:
         deadline = time.monotonic() + self._patience_s
         failures = 0
+        noticed = ""
         while True:
             try:
                 return self._push_once(buckets, version)
-            except (WeightUpdateError, EngineError) as error:
+            except (WeightUpdateError, EngineError) as refusal:
                 self._leave_group()
+                error = self._explained(refusal)
                 is_waiting = isinstance(error, NoEngineError | EngineError | GroupStaleError)
                 failures += not is_waiting
                 if failures == MAX_FAILURES or (is_waiting and time.monotonic() > deadline):
-                    raise
-                if not isinstance(error, GroupStaleError):
-                    time.sleep(RETRY_S * 2**failures)
+                    raise error from refusal.__cause__
+                if isinstance(error, GroupStaleError):
+                    continue
+                if is_waiting and str(error) != noticed:
+                    noticed = str(error)
+                    self._notice(f"waiting for at most {self._patience_s:g} s: {error}")
+                time.sleep(RETRY_S * 2**failures)
+
+    def _explained(self, error: WeightUpdateError | EngineError) -> WeightUpdateError | EngineError:
+        """The same error, with what the hub knows of the engines where none can take weights."""
+        if isinstance(error, NoEngineError):
+            with suppress(WeightUpdateError, EngineError):
+                return NoEngineError(why_no_engine(self._hub.engines()))
+        return error
 
     def _push_once(self, buckets: list[Bucket], version: int) -> CommitReply:
         if self._group is None:
@@ -142,6 +163,14 @@ class WeightPusher:
         if self._group is not None:
             self._group.close()
             self._group = None
+
+
+def why_no_engine(engines: Sequence[EngineReply]) -> str:
+    """Why none of `engines`, all that the hub has, takes weights."""
+    if not engines:
+        return "an engine must be registered at the inference hub, and none is; list it in engines.urls, or POST it to /engines"
+    each = "; ".join(f"{engine.url} is {engine.state}{f': {engine.problem}' if engine.problem else ''}" for engine in engines)
+    return f"one of the inference hub's {len(engines)} engines must be able to take weights, and none is: {each}"
 
 
 def reachable_address(engine_urls: Iterable[str]) -> str:

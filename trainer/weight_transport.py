@@ -5,12 +5,15 @@ The layout and the rendezvous are SGLang 0.5.23's: a bucket is one uint8 tensor 
 name as prefix, beside the default group. gloo and NCCL take the same path.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,6 +23,7 @@ from shared.errors import WeightUpdateError
 
 POLL_S = 0.0005
 CLOSE_TIMEOUT_S = 5.0
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,22 @@ def listen(address: str, *, timeout: timedelta) -> TCPStore:
     return TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
 
 
+@contextmanager
+def listening_at(address: str) -> Iterator[None]:
+    """gloo groups made within it tell their peers `address`, unless the user chose an interface. Otherwise they tell them what this
+    machine's own name resolves to, which is often the loopback address."""
+    interfaces = (name for name, found in psutil.net_if_addrs().items() if address in {entry.address for entry in found})
+    interface = next(interfaces, None)
+    if interface is None or GLOO_INTERFACE in os.environ:
+        yield
+        return
+    os.environ[GLOO_INTERFACE] = interface
+    try:
+        yield
+    finally:
+        del os.environ[GLOO_INTERFACE]
+
+
 class WeightGroup:
     """Rank 0 of the group of trainer and engines. JOINED → closed, or abandoned with a broadcast pending.
 
@@ -74,19 +94,23 @@ class WeightGroup:
     """
 
     def __init__(self, store: TCPStore, *, name: str, world_size: int, backend: str, timeout: timedelta) -> None:
-        """Joins; gloo waits here until every engine has joined too. Raises: WeightUpdateError if they do not in time."""
+        """Joins; gloo waits here until every engine has joined too. Raises: WeightUpdateError if they do not in time.
+
+        Args: store: made by `listen`; engines reach this process at its address.
+        """
         self.name = name
         self._store = store
         try:
-            self._group, _ = distributed_c10d._new_process_group_helper(
-                world_size,
-                0,
-                [],
-                dist.Backend(backend),
-                PrefixStore(name, store),
-                group_name=distributed_c10d.GroupName(name),
-                timeout=timeout,
-            )
+            with listening_at(store.host):
+                self._group, _ = distributed_c10d._new_process_group_helper(
+                    world_size,
+                    0,
+                    [],
+                    dist.Backend(backend),
+                    PrefixStore(name, store),
+                    group_name=distributed_c10d.GroupName(name),
+                    timeout=timeout,
+                )
         except RuntimeError as error:
             raise WeightUpdateError(f"weight group {name}: the {world_size - 1} engine ranks did not all join: {error}") from error
         distributed_c10d._world.pg_group_ranks[self._group] = {rank: rank for rank in range(world_size)}

@@ -25,13 +25,14 @@ def main() -> NoReturn:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key of the run file")
     arguments = parser.parse_args()
 
-    from services.engine.launch import engine_command, engine_environment, require_sglang
+    from services.engine.launch import engine_command, engine_environment, require_device, require_sglang
     from shared import configuration
     from shared.errors import ConfigurationError
 
     try:
         require_sglang()
         run = configuration.load(arguments.config, overrides=arguments.set)
+        require_device(run.engines)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(2)

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from shared.configuration import Configuration
+from shared.configuration import Configuration, EnginesSection
 from shared.errors import ConfigurationError
 
 CPU_STAND_INS: Final = Path(__file__).parent / "cpu_stand_ins"
+GPU_DEVICES: Final = ("nvidiactl", "dxg")
+"""What NVIDIA's driver puts into /dev, on Linux and on Windows' Linux."""
 
 
 def engine_command(configuration: Configuration, *, host: str, port: int) -> tuple[str, ...]:
@@ -45,6 +47,15 @@ def engine_environment(configuration: Configuration, inherited: Mapping[str, str
         environment["PYTHONPATH"] = f"{CPU_STAND_INS}:{path}" if path else str(CPU_STAND_INS)
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
     return environment
+
+
+def require_device(engines: EnginesSection, *, devices: Path = Path("/dev")) -> None:
+    """Raises: ConfigurationError if the engine is for a GPU and none is visible, before SGLang takes a minute to find out."""
+    if engines.device == "cuda" and not any((devices / name).exists() for name in GPU_DEVICES):
+        raise ConfigurationError(
+            "engines.device is cuda, and no NVIDIA GPU is visible here; start the engine where there is one (in a container, with "
+            "the NVIDIA Container Toolkit and a GPU reserved, as docker-compose.gpu.yml does), or set engines.device=cpu"
+        )
 
 
 def require_sglang() -> None:

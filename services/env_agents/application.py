@@ -18,6 +18,7 @@ from redis.backoff import NoBackoff
 
 from services.env_agents.control import create_control
 from services.env_agents.episode import EnvironmentAgent
+from services.env_agents.episode_statistics import RunStatistics
 from services.env_agents.evaluation import Evaluator
 from services.env_agents.generation import GenerationClient
 from services.env_agents.loading import EnvironmentLoader
@@ -25,10 +26,12 @@ from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
 from services.env_agents.rendering import load_renderer
 from services.env_agents.rollout_loop import RolloutLoop, RolloutSettings
-from shared.configuration import Configuration, EnvAgentsSection
+from shared.configuration import Configuration, EnvAgentsSection, RedisSection
 from shared.errors import ConfigurationError
 from shared.keys import Keys
 from shared.ledger import AdmissionLedger
+from shared.redis_address import connection_url
+from shared.redis_checks import require_usable_async
 
 _REDIS_TIMEOUT_S = 10.0
 _MAX_REDIS_CONNECTIONS = 32
@@ -53,7 +56,7 @@ async def run(configuration: Configuration) -> None:
     # Tools and Gymnasium environments block in these threads; one that hangs must not take the others' only thread.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_ENVIRONMENT_THREADS, "environment"))
     section = configuration.env_agents
-    async with _redis(configuration.redis.url) as client, _http_session() as session:
+    async with _redis(configuration.redis) as client, _http_session() as session:
         renderer = load_renderer(Path(configuration.run.model_path), section.renderer, section.renderer_options)
         keys = Keys(configuration.run.id)
         ledger = AdmissionLedger(client, keys)
@@ -65,19 +68,21 @@ async def run(configuration: Configuration) -> None:
             await registry.declare(spec)
         await registry.refresh()
         metrics = AgentMetrics()
+        process = f"{socket.gethostname()}:{os.getpid()}"
+        statistics = RunStatistics(client, keys, process=process)
         hub = GenerationClient(session, configuration.inference_hub.address, stop_token_ids=renderer.stop_token_ids)
         agent = EnvironmentAgent(renderer, hub)
         settings = RolloutSettings(
             run_id=configuration.run.id,
-            owner=f"{socket.gethostname()}:{os.getpid()}",
+            owner=process,
             group_size=rollout.num_return_sequences_in_group,
             lease_s=section.lease_s,
         )
-        rollouts = RolloutLoop(settings, ledger, registry, agent, metrics)
+        rollouts = RolloutLoop(settings, ledger, registry, agent, metrics, statistics)
         evaluator = Evaluator(
             run_id=configuration.run.id, registry=registry, agent=agent, hold_rollouts=rollouts.on_hold, decode=renderer.text
         )
-        app = create_control(registry, evaluator, rollouts, ledger, metrics)
+        app = create_control(registry, evaluator, rollouts, ledger, metrics, statistics)
         await _serve(app, section, rollouts)
 
 
@@ -124,25 +129,18 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def _redis(url: str) -> AsyncIterator[redis.asyncio.Redis]:
+async def _redis(section: RedisSection) -> AsyncIterator[redis.asyncio.Redis]:
     """A client that leaves repetition to its callers, and whose calls wait for a connection when many episodes end at once."""
-    try:
-        pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url,
-            max_connections=_MAX_REDIS_CONNECTIONS,
-            timeout=_REDIS_TIMEOUT_S,
-            socket_timeout=_REDIS_TIMEOUT_S,
-            socket_connect_timeout=_REDIS_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-        )
-        client = redis.asyncio.Redis.from_pool(pool)
-    except ValueError as error:
-        raise ConfigurationError(f"redis.url must be a Redis address, got {url!r}: {error}") from error
-    async with client:
-        try:
-            await client.ping()
-        except redis.RedisError as error:
-            raise ConfigurationError(f"redis.url must lead to a running Redis, and {url} does not answer: {error}") from error
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        connection_url(section.url),
+        max_connections=_MAX_REDIS_CONNECTIONS,
+        timeout=_REDIS_TIMEOUT_S,
+        socket_timeout=_REDIS_TIMEOUT_S,
+        socket_connect_timeout=_REDIS_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+    async with redis.asyncio.Redis.from_pool(pool) as client:
+        await require_usable_async(client, section)
         yield client
 
 

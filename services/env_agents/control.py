@@ -1,35 +1,33 @@
-"""The process's HTTP interface: environments, evaluations, health, status and metrics."""
+"""The process's HTTP interface: environments, evaluations, health, status, metrics, and the page that documents them."""
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
+from fastapi_offline import FastAPIOffline
 
+from services.env_agents import documentation
+from services.env_agents.episode_statistics import RunStatistics
 from services.env_agents.evaluation import EvaluationRequest, Evaluator
 from services.env_agents.loading import NotAllowedError
+from services.env_agents.messages import EnvironmentDescription, Health, Refusal, Status, describe
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.openenv import UnreachableEnvironmentError
-from services.env_agents.registry import (
-    EnvironmentExistsError,
-    EnvironmentRegistry,
-    RegisteredEnvironment,
-    UnknownEnvironmentError,
-)
+from services.env_agents.registry import EnvironmentExistsError, EnvironmentRegistry, UnknownEnvironmentError
 from services.env_agents.rollout_loop import REDIS_AWAY, RolloutLoop
 from shared import strict_yaml
 from shared.environment_spec import EnvironmentSpec
 from shared.errors import ConfigurationError
 from shared.ledger import AdmissionLedger
 
-_STATUS_OF: Mapping[type[Exception], int] = {
+STATUS_OF: Final[Mapping[type[Exception], int]] = {
     NotAllowedError: 403,
     UnknownEnvironmentError: 404,
     EnvironmentExistsError: 409,
     ConfigurationError: 422,
     UnreachableEnvironmentError: 502,
-    **dict.fromkeys(REDIS_AWAY, 503),
 }
 
 T = TypeVar("T")
@@ -41,30 +39,43 @@ def create_control(
     rollouts: RolloutLoop,
     ledger: AdmissionLedger,
     metrics: AgentMetrics,
+    statistics: RunStatistics,
 ) -> FastAPI:
     """The application; what it is given is open already and closed by others."""
-    app = FastAPI(title="Headrace environment agents", docs_url=None, redoc_url=None)
-    for error_type, code in _STATUS_OF.items():
+    app = FastAPIOffline(title=documentation.TITLE, redoc_url=None)
+    app.openapi = documentation.openapi  # type: ignore[method-assign]  # The way that FastAPI documents.
+    for error_type, code in STATUS_OF.items():
         app.add_exception_handler(error_type, _refusal(code))
+    for error_type in REDIS_AWAY:
+        app.add_exception_handler(error_type, _refuse_without_redis)
+
+    async def described(specs: Sequence[EnvironmentSpec]) -> list[EnvironmentDescription]:
+        recent_by_name = await statistics.read([spec.name for spec in specs])
+        return [describe(spec, recent_by_name[spec.name]) for spec in specs]
+
+    @app.get("/", include_in_schema=False)
+    async def root() -> Response:
+        return RedirectResponse("docs")
 
     @app.post("/environments")
     async def register(request: Request) -> Response:
-        spec = await _body(request, EnvironmentSpec)
-        return _json(_description(await registry.register(spec)), status=201)
+        environment = await registry.register(await _body(request, EnvironmentSpec))
+        return _json((await described([environment.spec]))[0], status=201)
 
     @app.get("/environments")
     async def list_environments() -> Response:
         await registry.refresh()
-        return _json([_description(environment) for environment in registry.environments.values()])
+        return _json(await described([environment.spec for environment in registry.environments.values()]))
 
     @app.get("/environments/{name}")
     async def show(name: str) -> Response:
         await registry.refresh()
-        return _json(_description(registry.get(name)))
+        return _json((await described([registry.get(name).spec]))[0])
 
     @app.patch("/environments/{name}")
     async def patch(name: str, request: Request) -> Response:
-        return _json(_description(await registry.patch(name, await _mapping(request))))
+        environment = await registry.patch(name, await _mapping(request))
+        return _json((await described([environment.spec]))[0])
 
     @app.delete("/environments/{name}")
     async def delete(name: str) -> Response:
@@ -77,18 +88,20 @@ def create_control(
 
     @app.get("/health")
     async def health() -> Response:
-        return _json({"status": "ok"})
+        return _json(Health())
 
     @app.get("/status")
     async def status() -> Response:
         books = await ledger.books()
-        environments = registry.environments.items()
         return _json(
-            {
-                "books": {**dataclasses.asdict(books), "is_balanced": books.is_balanced},
-                "episodes_in_flight": rollouts.num_episodes_in_flight,
-                "episodes_by_environment": {name: environment.slots.num_claimed for name, environment in environments},
-            }
+            Status(
+                books=books,
+                is_balanced=books.is_balanced,
+                processes=await ledger.processes(),
+                process=rollouts.owner,
+                episodes_in_flight=rollouts.num_episodes_in_flight,
+                episodes_by_environment={name: entry.slots.num_claimed for name, entry in registry.environments.items()},
+            )
         )
 
     @app.get("/metrics")
@@ -98,31 +111,28 @@ def create_control(
     return app
 
 
-def _description(environment: RegisteredEnvironment) -> dict[str, Any]:
-    """A spec, and how this process's recent episodes of it went."""
-    return {
-        **msgspec.to_builtins(environment.spec),
-        "statistics": msgspec.to_builtins(environment.window.statistics()),
-        "last_problem": environment.window.last_problem,
-    }
-
-
 def _json(value: Any, *, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
 
 
-def _refusal(status: int) -> Any:
+def _refusal(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def refuse(_: Request, error: Exception) -> Response:
-        return _json({"detail": str(error)}, status=status)
+        return _json(Refusal(str(error)), status=status)
 
     return refuse
+
+
+async def _refuse_without_redis(_: Request, error: Exception) -> Response:
+    return _json(Refusal(f"Redis must answer, and does not: {error}; try again when it is back"), status=503)
 
 
 async def _mapping(request: Request) -> dict[str, Any]:
     try:
         return msgspec.json.decode(await request.body(), type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise ConfigurationError(f"a request's body must be a JSON object: {error}") from error
+        raise ConfigurationError(
+            f"{request.method} {request.url.path}: the body must be a JSON object: {error}; /docs shows what it takes"
+        ) from error
 
 
 async def _body(request: Request, struct: type[T]) -> T:

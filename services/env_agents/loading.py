@@ -79,9 +79,14 @@ def import_environment(import_path: str, arguments: dict[str, Any]) -> Environme
     try:
         target = getattr(importlib.import_module(module_name), name)
     except AttributeError as error:
-        raise ConfigurationError(f"import_path must name a class that exists, and {module_name} has no {name!r}") from error
+        raise ConfigurationError(
+            f"import_path must name a class that exists, and {module_name} has no {name!r}; correct the name"
+        ) from error
     except Exception as error:  # Importing somebody's module may raise anything.
-        raise ConfigurationError(f"import_path {import_path!r} failed to import: {type(error).__name__}: {error}") from error
+        raise ConfigurationError(
+            f"import_path must name a module that imports, and {import_path!r} failed to import: {type(error).__name__}: {error}; "
+            "correct it, or install what it needs where the agents run"
+        ) from error
     create = _factory(target, import_path, arguments)
     try:
         inspect.signature(target).bind(**arguments)
@@ -98,7 +103,8 @@ def _factory(target: Any, import_path: str, arguments: dict[str, Any]) -> Enviro
 
         return lambda: GymnasiumEnvironment(target, **arguments)
     raise ConfigurationError(
-        f"import_path must name an Environment or gymnasium.Env, got {import_path!r}, a {type(target).__name__}"
+        f"import_path must name an Environment or gymnasium.Env, got {import_path!r}, a {type(target).__name__}; "
+        "name a class, or a function that makes a gymnasium.Env"
     )
 
 

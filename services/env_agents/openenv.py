@@ -93,7 +93,8 @@ class OpenEnvServer:
         except (TimeoutError, aiohttp.ClientError, msgspec.DecodeError) as error:
             reason = str(error) or type(error).__name__
             raise UnreachableEnvironmentError(
-                f"an OpenEnv server must answer at {url}, but GET /schema failed: {reason}"
+                f"an OpenEnv server must answer at {url}, but GET /schema failed: {reason}; start it, or correct the "
+                "environment's url"
             ) from error
         return cls(session, url, reset_data, schemas.action)
 

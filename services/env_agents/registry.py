@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import redis.asyncio
 
-from services.env_agents.episode_statistics import StatisticsWindow
+from services.env_agents import episode_statistics
 from services.env_agents.loading import EnvironmentLoader, LoadedEnvironment
 from services.env_agents.slots import EpisodeSlots
 from shared import strict_yaml
@@ -30,12 +30,11 @@ class EnvironmentExistsError(HeadraceError):
 
 
 class RegisteredEnvironment:
-    """One environment in this process: what was loaded, its places and its recent episodes."""
+    """One environment in this process: what was loaded, and its places."""
 
     def __init__(self, loaded: LoadedEnvironment) -> None:
         self.loaded = loaded
         self.slots = EpisodeSlots(loaded.spec.limits.max_concurrent_episodes)
-        self.window = StatisticsWindow()
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -54,7 +53,7 @@ class EnvironmentRegistry:
 
     def __init__(self, client: redis.asyncio.Redis, keys: Keys, loader: EnvironmentLoader) -> None:
         self._client = client
-        self._key = keys.environments
+        self._keys = keys
         self._loader = loader
         self._encoded_by_name: dict[str, bytes] = {}
         self._loaded_by_name: dict[str, RegisteredEnvironment] = {}
@@ -102,23 +101,29 @@ class EnvironmentRegistry:
         await self.refresh()
         spec = self.get(name).spec
         if unknown := [key for key in changes if key not in PATCHABLE]:
-            raise ConfigurationError(f"of an environment only {', '.join(PATCHABLE)} can be changed, got {', '.join(unknown)}")
+            raise ConfigurationError(
+                f"of an environment only {', '.join(PATCHABLE)} can be changed, got {', '.join(unknown)}; leave it out, or DELETE "
+                "the environment and register it anew"
+            )
         raw = msgspec.to_builtins(spec)
         for key, value in changes.items():
             raw[key] = {**raw[key], **value} if isinstance(raw[key], dict) and isinstance(value, dict) else value
         return await self._put(strict_yaml.decode(raw, EnvironmentSpec, source=f"environment {name!r}"))
 
     async def delete(self, name: str) -> None:
-        """Raises: UnknownEnvironmentError."""
+        """Removes an environment with its statistics. Raises: UnknownEnvironmentError."""
         await self.refresh()
         if not self.is_registered(name):
             self.get(name)
-        await self._client.hdel(self._key, name)
+        async with self._client.pipeline(transaction=True) as pipeline:
+            pipeline.hdel(self._keys.environments, name)
+            episode_statistics.forget(pipeline, self._keys, name)
+            await pipeline.execute()
         self._forget(name)
 
     async def refresh(self) -> None:
         """Loads what changed in Redis. What cannot be loaded here is logged once, left to processes that can, and tried again."""
-        entries = cast(dict[bytes, bytes], await self._client.hgetall(self._key))
+        entries = cast(dict[bytes, bytes], await self._client.hgetall(self._keys.environments))
         encoded_by_name = {name.decode(): encoded for name, encoded in entries.items()}
         for name in self._encoded_by_name.keys() - encoded_by_name.keys():
             self._forget(name)
@@ -134,7 +139,7 @@ class EnvironmentRegistry:
     async def _put(self, spec: EnvironmentSpec) -> RegisteredEnvironment:
         registered = await self._load(spec)
         encoded = msgspec.json.encode(spec)
-        await self._client.hset(self._key, spec.name, encoded)
+        await self._client.hset(self._keys.environments, spec.name, encoded)
         self._encoded_by_name[spec.name] = encoded
         return registered
 

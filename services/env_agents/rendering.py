@@ -8,9 +8,9 @@ import msgspec
 import renderers
 from pydantic import ValidationError
 from renderers.configs import AutoRendererConfig
-from transformers import PreTrainedTokenizerFast
 
 from services.env_agents.environment import Action, Message, RequestedCall
+from services.env_agents.tokenizer import load_tokenizer
 from shared.errors import ConfigurationError, EpisodeError
 
 _PROBLEMS: Mapping[str, str] = {
@@ -88,20 +88,8 @@ def load_renderer(model_path: Path, name: str, options: Mapping[str, Any]) -> Ch
 
     Raises: ConfigurationError if there is no such format, an option is unknown, or the tokenizer does not fit.
     """
-    try:
-        tokenizer = _load_tokenizer(model_path)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"run.model_path must hold a tokenizer, and {str(model_path)!r} does not: {error}") from error
+    tokenizer = load_tokenizer(model_path)
     return ChatRenderer(tokenizer, _create(tokenizer, name, options))
-
-
-def _load_tokenizer(model_path: Path) -> Any:
-    """The tokenizer of a model, where possible by a way that imports no torch: it halves the process's memory and start."""
-    if (model_path / "tokenizer.json").is_file():
-        return PreTrainedTokenizerFast.from_pretrained(model_path)
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(model_path)
 
 
 def _create(tokenizer: Any, name: str, options: Mapping[str, Any]) -> Any:
@@ -112,6 +100,6 @@ def _create(tokenizer: Any, name: str, options: Mapping[str, Any]) -> Any:
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ConfigurationError(f"env_agents.renderer_options must suit the renderer {name!r}: {problems}") from error
-    except (ValueError, AssertionError, NotImplementedError) as error:
+    except (ValueError, AssertionError, AttributeError, ImportError, NotImplementedError) as error:
         remedy = "; name the model's renderer instead of auto" if name == "auto" else ""
         raise ConfigurationError(f"env_agents.renderer {name!r} cannot be used with this model: {error}{remedy}") from error

@@ -13,6 +13,7 @@ import redis
 
 from services.env_agents.episode import EnvironmentAgent
 from services.env_agents.episode_log import EpisodeIdentity
+from services.env_agents.episode_statistics import RunStatistics
 from services.env_agents.identifiers import uuid7
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.mixing import next_environment
@@ -72,6 +73,7 @@ class RolloutLoop:
         registry: EnvironmentRegistry,
         agent: EnvironmentAgent,
         metrics: AgentMetrics,
+        statistics: RunStatistics,
     ) -> None:
         self._settings = settings
         self._lease_ms = int(1000 * settings.lease_s)
@@ -79,6 +81,7 @@ class RolloutLoop:
         self._registry = registry
         self._agent = agent
         self._metrics = metrics
+        self._statistics = statistics
         self._group_by_id: dict[str, _RunningGroup] = {}
         self._credit_by_name: dict[str, float] = {}
         self._recording: set[asyncio.Task[None]] = set()
@@ -86,6 +89,11 @@ class RolloutLoop:
         self._is_redis_away = False
         self._stopping = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
+
+    @property
+    def owner(self) -> str:
+        """Names this process."""
+        return self._settings.owner
 
     @property
     def num_episodes_in_flight(self) -> int:
@@ -186,19 +194,25 @@ class RolloutLoop:
         async with environment.slots:
             queued_s = time.perf_counter() - started
             trajectory = await self._agent.run(loaded.create, loaded.spec, task, identity, queued_s=queued_s)
-        await self._record(trajectory, environment)
+        await self._record(trajectory)
 
-    async def _record(self, trajectory: Trajectory, environment: RegisteredEnvironment) -> None:
+    async def _record(self, trajectory: Trajectory) -> None:
         """Writes a finished episode, even if its group was lost meanwhile: the ledger knows what to do with it."""
         task = asyncio.current_task()
         assert task is not None
         self._recording.add(task)
         task.add_done_callback(self._recording.discard)
         receipt = await self._until_redis_answers(lambda: self._ledger.finish(trajectory))
-        environment.window.add(trajectory)
         self._metrics.count_episode(trajectory, receipt)
         if receipt is Receipt.GONE:
             self._cancel(trajectory.group_id)
+        if receipt is not Receipt.DUPLICATE:
+            await self._count(trajectory)
+
+    async def _count(self, trajectory: Trajectory) -> None:
+        """Into the run's statistics, which nothing waits for: if Redis is away now, they lack an episode that the books have."""
+        with contextlib.suppress(*REDIS_AWAY):
+            await self._statistics.add(trajectory)
 
     def _settle(self, group: _RunningGroup, sample_index: int, _: asyncio.Task[None]) -> None:
         group.tasks.pop(sample_index, None)
@@ -218,10 +232,9 @@ class RolloutLoop:
 
     async def _keep_leases(self) -> None:
         while True:
+            for group_id in await self._until_redis_answers(self._renew):
+                self._cancel(group_id)
             await asyncio.sleep(self._settings.lease_s / 3)
-            if self._group_by_id:
-                for group_id in await self._until_redis_answers(self._renew):
-                    self._cancel(group_id)
 
     def _renew(self) -> Awaitable[list[str]]:
         return self._ledger.renew(owner=self._settings.owner, lease_ms=self._lease_ms, group_ids=list(self._group_by_id))
@@ -262,9 +275,9 @@ class RolloutLoop:
         """Lets another process adopt these groups at once; if Redis is away, the leases expire by themselves."""
         if group_ids:
             _logger.info("leaving %d groups to other agent processes", len(group_ids))
-            with contextlib.suppress(TimeoutError, *REDIS_AWAY):
-                async with asyncio.timeout(_RELEASE_TIMEOUT_S):
-                    await self._ledger.renew(owner=self._settings.owner, lease_ms=0, group_ids=group_ids)
+        with contextlib.suppress(TimeoutError, *REDIS_AWAY):
+            async with asyncio.timeout(_RELEASE_TIMEOUT_S):
+                await self._ledger.renew(owner=self._settings.owner, lease_ms=0, group_ids=group_ids)
 
     def _episode_tasks(self) -> list[asyncio.Task[None]]:
         playing = {task for group in self._group_by_id.values() for task in group.tasks.values()}

@@ -1,15 +1,18 @@
 """Tasks: what an episode is about. A task source is a pure function from index to task, so that any process can run any index."""
 
+import asyncio
 import functools
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow
-import pyarrow.parquet
+from arro3.core import Table
+from arro3.io import read_parquet_async
+from arro3.io.store import LocalStore
 
 from shared.environment_spec import ParquetTasks, SeedTasks, Tasks
 from shared.errors import ConfigurationError
@@ -55,7 +58,7 @@ class ParquetTaskSource:
     A row's number is its task id and its seed, whatever the order.
     """
 
-    def __init__(self, table: pyarrow.Table, *, shuffle: bool, seed: int) -> None:
+    def __init__(self, table: Table, *, shuffle: bool, seed: int) -> None:
         self._table = table
         self._shuffle = shuffle
         self._seed = seed
@@ -64,7 +67,8 @@ class ParquetTaskSource:
     def task(self, index: int) -> Task:
         epoch, position = divmod(index, self.count)
         row = int(_epoch_order(self.count, self._seed, epoch)[position]) if self._shuffle else position
-        return Task(task_id=str(row), seed=row, data=self._table.slice(row, 1).to_pylist()[0])
+        data = {name: self._table.column(name)[row].as_py() for name in self._table.column_names}
+        return Task(task_id=str(row), seed=row, data=data)
 
 
 @functools.lru_cache(maxsize=8)
@@ -83,14 +87,25 @@ def open_tasks(spec: Tasks, *, seed: int, in_file_order: bool = False) -> TaskSo
     return ParquetTaskSource(_read_table(spec), shuffle=spec.shuffle and not in_file_order, seed=seed)
 
 
-def _read_table(spec: ParquetTasks) -> pyarrow.Table:
+def _read_table(spec: ParquetTasks) -> Table:
     path = Path(spec.path)
     if not path.is_file():
         raise ConfigurationError(f"tasks.path must be a Parquet file, got {spec.path!r}, which does not exist")
     try:
-        table = pyarrow.parquet.read_table(path, memory_map=True)
-    except pyarrow.ArrowException as error:
+        table = _read(path)
+    except Exception as error:  # arro3 raises no type of its own.
         raise ConfigurationError(f"tasks.path must be a Parquet file, and {spec.path!r} cannot be read as one: {error}") from error
     if table.num_rows == 0:
         raise ConfigurationError(f"tasks.path must be a Parquet file with rows, and {spec.path!r} has none")
     return table
+
+
+def _read(path: Path) -> Table:
+    store = LocalStore(str(path.resolve().parent))
+
+    async def read() -> Table:
+        return await read_parquet_async(path.name, store=store)
+
+    # arro3's blocking reader panics on a file that is not Parquet, its asynchronous one raises; the caller may run a loop already.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(read())).result()

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Path, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from services.inference_hub import refusal_examples
+from services.inference_hub.documentation import refusals
 from services.inference_hub.engines import Engine, EngineState, WeightsInForce
 from services.inference_hub.hub import Hub
 from services.inference_hub.messages import (
@@ -17,7 +19,6 @@ from services.inference_hub.messages import (
     NewEngine,
     NewWeightGroup,
     NewWeightUpdate,
-    Problem,
     Readiness,
     Status,
     UpdateReport,
@@ -28,6 +29,14 @@ from services.inference_hub.messages import (
 from services.inference_hub.refusals import NotReadyError
 from services.inference_hub.weight_groups import Master, WeightGroup
 from services.inference_hub.weight_updates import Bucket
+
+EngineId = Annotated[str, Path(examples=["3f1c9a0d5e77"])]
+GroupName = Annotated[str, Path(examples=["headrace-1763-a41f-ab12cd34"])]
+UpdateId = Annotated[str, Path(examples=["5d0b4c9e7b8f4b1c9a55a1d1b6a3c2f0"])]
+METRICS: Final = {
+    "schema": {"type": "string"},
+    "example": "# TYPE headrace_hub_policy_version gauge\nheadrace_hub_policy_version 12.0\n",
+}
 
 
 def describe(engine: Engine, in_force: WeightsInForce) -> EngineDescription:
@@ -66,14 +75,15 @@ def _describe_group(group: WeightGroup) -> WeightGroupDescription:
     return WeightGroupDescription(group_name=group.name, world_size=group.world_size, engines=members)
 
 
-def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": Problem} for status in statuses}
-
-
 def engine_routes(hub: Hub) -> APIRouter:
     routes = APIRouter(prefix="/engines", tags=["engines"])
 
-    @routes.post("", status_code=201, responses=_refusals(422, 502) | {200: {"model": EngineDescription}})
+    @routes.post(
+        "",
+        status_code=201,
+        responses=refusals(refusal_examples.REGISTER_ENGINE)
+        | {200: {"model": EngineDescription, "description": "It was registered already."}},
+    )
     async def register_engine(new: NewEngine, response: Response) -> EngineDescription:
         """Registers an engine that runs. Registering one again answers 200 with what it is."""
         engine, is_new = await hub.register(new.url)
@@ -85,8 +95,8 @@ def engine_routes(hub: Hub) -> APIRouter:
         """All engines, with the state of each and why it is not ready."""
         return [describe(engine, hub.registry.in_force) for engine in hub.registry.by_id.values()]
 
-    @routes.delete("/{engine_id}", responses=_refusals(404, 409))
-    async def remove_engine(engine_id: str) -> EngineDescription:
+    @routes.delete("/{engine_id}", responses=refusals(refusal_examples.REMOVE_ENGINE))
+    async def remove_engine(engine_id: EngineId) -> EngineDescription:
         """Takes an engine out of routing; it is forgotten when the calls it has are answered. It keeps running."""
         return describe(hub.drain(engine_id), hub.registry.in_force)
 
@@ -97,36 +107,36 @@ def weight_routes(hub: Hub) -> APIRouter:
     routes = APIRouter(tags=["weights"])
     updates = hub.updates
 
-    @routes.post("/weight_groups", responses=_refusals(409, 422))
+    @routes.post("/weight_groups", responses=refusals(refusal_examples.FORM_GROUP))
     async def form_weight_group(new: NewWeightGroup) -> WeightGroupDescription:
         """Starts a process group of the trainer and all live engines. Join it as rank 0, then POST …/ready."""
         master = Master(new.master_address, new.master_port, new.backend)
         return _describe_group(await updates.form_group(new.epoch, master))
 
-    @routes.post("/weight_groups/{group_name}/ready", responses=_refusals(409, 502))
-    async def await_weight_group(group_name: str) -> WeightGroupDescription:
+    @routes.post("/weight_groups/{group_name}/ready", responses=refusals(refusal_examples.AWAIT_GROUP))
+    async def await_weight_group(group_name: GroupName) -> WeightGroupDescription:
         """Answers when all engines have joined; 502 names the one that did not."""
         return _describe_group(await updates.wait_group_ready(group_name))
 
-    @routes.post("/weight_updates", responses=_refusals(409, 422, 502))
+    @routes.post("/weight_updates", responses=refusals(refusal_examples.BEGIN_UPDATE))
     async def begin_weight_update(new: NewWeightUpdate) -> WeightUpdateDescription:
         """Holds new calls and pauses every engine. 409 `group_stale`: form a new group with a new epoch."""
         update = await updates.begin(new.group_name, new.version, new.mode)
         return WeightUpdateDescription(update_id=update.id)
 
-    @routes.post("/weight_updates/{update_id}/buckets", responses=_refusals(404, 409, 422, 502))
-    async def load_bucket(update_id: str, new: NewBucket) -> WeightUpdateState:
+    @routes.post("/weight_updates/{update_id}/buckets", responses=refusals(refusal_examples.LOAD_BUCKET))
+    async def load_bucket(update_id: UpdateId, new: NewBucket) -> WeightUpdateState:
         """Has every engine load one bucket; broadcast it at the same time. Answers when all have loaded it."""
         await updates.load(update_id, Bucket(new.names, new.dtypes, new.shapes, new.load_format, new.is_last))
         return WeightUpdateState(state=updates.state)
 
-    @routes.post("/weight_updates/{update_id}/commit", responses=_refusals(404, 409, 502))
-    async def commit_weight_update(update_id: str) -> UpdateReport:
+    @routes.post("/weight_updates/{update_id}/commit", responses=refusals(refusal_examples.COMMIT_UPDATE))
+    async def commit_weight_update(update_id: UpdateId) -> UpdateReport:
         """Puts the version in force and lets generation go on."""
         return UpdateReport(**asdict(await updates.commit(update_id)))
 
-    @routes.delete("/weight_updates/{update_id}", responses=_refusals(404, 409))
-    async def abandon_weight_update(update_id: str) -> WeightUpdateState:
+    @routes.delete("/weight_updates/{update_id}", responses=refusals(refusal_examples.ABANDON_UPDATE))
+    async def abandon_weight_update(update_id: UpdateId) -> WeightUpdateState:
         """Gives an update up. Engines that may hold part of the set get no calls until one completes."""
         await updates.abandon(update_id)
         return WeightUpdateState(state=updates.state)
@@ -142,7 +152,7 @@ def health_routes(hub: Hub) -> APIRouter:
         """200 as long as the process serves."""
         return Health()
 
-    @routes.get("/ready", responses=_refusals(503))
+    @routes.get("/ready", responses=refusals(refusal_examples.READINESS))
     async def ready() -> Readiness:
         """200 if at least one engine can take calls."""
         if not hub.registry.routable:
@@ -165,7 +175,7 @@ def health_routes(hub: Hub) -> APIRouter:
             weight_group=hub.updates.group.name if hub.updates.group else None,
         )
 
-    @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": METRICS}}})
     async def metrics() -> Response:
         """Prometheus's text format."""
         return Response(generate_latest(hub.metrics.collectors), media_type=CONTENT_TYPE_LATEST)

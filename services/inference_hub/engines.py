@@ -55,6 +55,8 @@ class Registration(msgspec.Struct, frozen=True):
     """The epoch whose push it last took completely."""
     is_incomplete: bool = False
     """It may hold part of a set of weights."""
+    is_discovered: bool = False
+    """It was found by name, so it is forgotten when it is gone."""
 
 
 @dataclass(eq=False)
@@ -66,6 +68,7 @@ class Engine:
     client: EngineClient
     synced_epoch: str = INITIAL_EPOCH
     is_incomplete: bool = False
+    is_discovered: bool = False
     is_verified: bool = False
     is_suspect: bool = False
     is_draining: bool = False
@@ -131,7 +134,7 @@ class Engine:
 
     @property
     def registration(self) -> Registration:
-        return Registration(self.id, self.url, self.synced_epoch, self.is_incomplete)
+        return Registration(self.id, self.url, self.synced_epoch, self.is_incomplete, self.is_discovered)
 
 
 def engine_id_of(url: str) -> str:
@@ -180,24 +183,24 @@ class EngineRegistry:
     def find(self, url: str) -> Engine | None:
         return self.by_id.get(engine_id_of(normal_url(url)))
 
-    def new_engine(self, url: str) -> Engine:
+    def new_engine(self, url: str, *, is_discovered: bool = False) -> Engine:
         """An engine that is not registered yet, to be verified first."""
         url = normal_url(url)
-        return Engine(engine_id_of(url), url, EngineClient(url))
+        return Engine(engine_id_of(url), url, EngineClient(url), is_discovered=is_discovered)
 
     async def add(self, engine: Engine) -> None:
+        await self._redis.hset(self._keys.engines, engine.url, msgspec.json.encode(engine.registration))
         self.by_id[engine.id] = engine
         self.refresh()
-        await self._redis.hset(self._keys.engines, engine.url, msgspec.json.encode(engine.registration))
 
     async def remove(self, engine: Engine) -> None:
         """Forgets an engine and cuts what it still answers; those calls begin again elsewhere."""
+        await self._redis.hdel(self._keys.engines, engine.url)
         engine.is_gone = True
         engine.wake.set()
         self.by_id.pop(engine.id, None)
         self.refresh()
         await engine.client.close()
-        await self._redis.hdel(self._keys.engines, engine.url)
 
     async def lose(self, engine: Engine, problem: str) -> None:
         """An engine that does not answer any more: its calls begin again elsewhere, and it has to be verified anew."""
@@ -266,4 +269,5 @@ class EngineRegistry:
             EngineClient(registration.url),
             synced_epoch=registration.synced_epoch,
             is_incomplete=registration.is_incomplete,
+            is_discovered=registration.is_discovered,
         )

@@ -4,9 +4,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
 
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
+from services.inference_hub.discovery import Discovery
 from services.inference_hub.engines import Engine, EngineRegistry
 from services.inference_hub.gate import Gate
 from services.inference_hub.generate import GenerateEndpoint
@@ -16,6 +20,8 @@ from services.inference_hub.weight_updates import WeightUpdates
 from shared.configuration import Configuration
 from shared.errors import EngineError, HeadraceError
 from shared.keys import Keys
+
+REDIS_RETRY_S: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +47,13 @@ class Hub:
         self.updates = WeightUpdates(self.registry, self.gate, self.metrics, tasks, timeout_s=section.weight_update_timeout_s)
         self.prober = Prober(
             self.registry, self.metrics, interval_s=section.probe_interval_s, engine_version=section.engine_version
+        )
+        self._discovery = Discovery(
+            configuration.engines.discovery,
+            interval_s=section.probe_interval_s,
+            engines=self.registry.by_id.values,
+            add=partial(self.expect, is_discovered=True),
+            remove=self.registry.remove,
         )
         self.generate = GenerateEndpoint(
             self.registry,
@@ -68,10 +81,12 @@ class Hub:
         self._tasks.create_task(self.prober.watch(engine))
         return engine, True
 
-    async def expect(self, url: str) -> None:
+    async def expect(self, url: str, *, is_discovered: bool = False) -> None:
         """Registers an engine that may not be up yet: it joins when it is."""
         if self.registry.find(url) is None:
-            await self.registry.add(self.registry.new_engine(url))
+            engine = self.registry.new_engine(url, is_discovered=is_discovered)
+            await self.registry.add(engine)
+            self._tasks.create_task(self.prober.watch(engine))
 
     def drain(self, engine_id: str) -> Engine:
         """Takes an engine out of routing; it is forgotten once it is idle."""
@@ -87,8 +102,9 @@ class Hub:
         return engine
 
     def watch_all(self) -> None:
-        """Starts the background work: probes, and the deadline of weight updates."""
+        """Starts the background work: probes, discovery, and the deadline of weight updates."""
         self._tasks.create_task(self.updates.watch())
+        self._tasks.create_task(self._discovery.watch())
         for engine in self.registry.by_id.values():
             self._tasks.create_task(self.prober.watch(engine))
 
@@ -98,7 +114,12 @@ class Hub:
                 await engine.idle.wait()
         except TimeoutError:
             logger.warning("engine %s was not idle within %g s; its calls begin again elsewhere", engine.url, self._drain_timeout_s)
-        await self.registry.remove(engine)
+        while not engine.is_gone:
+            try:
+                await self.registry.remove(engine)
+            except RedisError as error:
+                logger.warning("engine %s cannot be forgotten yet: %s", engine.url, error)
+                await asyncio.sleep(REDIS_RETRY_S)
 
 
 class _Stopped(Exception):  # noqa: N818 - ends the task group, which nobody sees
@@ -117,9 +138,9 @@ async def open_hub(configuration: Configuration, redis: Redis) -> AsyncIterator[
         async with asyncio.TaskGroup() as tasks:
             hub = Hub(configuration, redis, tasks)
             await hub.registry.load()
+            hub.watch_all()
             for url in configuration.engines.urls:
                 await hub.expect(url)
-            hub.watch_all()
             yield hub
             tasks.create_task(_stop())
     except* _Stopped:

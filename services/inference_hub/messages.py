@@ -2,20 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 EngineUrl = Annotated[str, StringConstraints(strip_whitespace=True, pattern=r"^https?://[^/\s]+(/[^\s]*)?$")]
-
-ENGINE_EXAMPLE: dict[str, JsonValue] = {
-    "id": "3f1c9a0d5e77",
-    "url": "http://10.0.0.7:30000",
-    "state": "ready",
-    "version": 12,
-    "tensor_parallel_size": 8,
-    "outstanding_calls": 31,
-    "outstanding_tokens": 48_210,
-    "problem": None,
-}
 
 
 class Message(BaseModel):
@@ -36,16 +25,22 @@ class NewEngine(Message):
 
 
 class EngineDescription(Message):
-    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"examples": [ENGINE_EXAMPLE]})
-
-    id: str
-    url: str
-    state: Literal["joining", "syncing", "ready", "suspect", "draining", "gone"]
-    version: int | None = Field(description="Policy version in the engine's label; null if unknown.")
-    tensor_parallel_size: int
-    outstanding_calls: int = Field(description="Generate calls it is answering.")
-    outstanding_tokens: int = Field(description="Tokens it has to prefill and sample for them, at most.")
-    problem: str | None = Field(description="Why it is not ready, as a sentence.")
+    id: str = Field(examples=["3f1c9a0d5e77"])
+    url: str = Field(examples=["http://10.0.0.7:30000"])
+    state: Literal["joining", "syncing", "ready", "suspect", "draining", "gone"] = Field(
+        description="Only a ready engine gets calls.", examples=["syncing"]
+    )
+    version: int | None = Field(description="Policy version in the engine's label; null if unknown.", examples=[11])
+    tensor_parallel_size: int = Field(examples=[8])
+    outstanding_calls: int = Field(description="Generate calls it is answering.", examples=[0])
+    outstanding_tokens: int = Field(description="Tokens it has to prefill and sample for them, at most.", examples=[0])
+    problem: str | None = Field(
+        description="Why it is not ready, as a sentence.",
+        examples=[
+            "it holds version 11 of epoch 1763-a41f, and version 12 of epoch 1763-a41f is in force; the next weight update makes "
+            "it ready"
+        ],
+    )
 
 
 class NewWeightGroup(Message):
@@ -54,7 +49,7 @@ class NewWeightGroup(Message):
     )
     master_address: str = Field(min_length=1, description="Where the trainer's rank 0 listens.", examples=["10.0.0.2"])
     master_port: int = Field(ge=1, le=65535, examples=[29_600])
-    backend: Literal["gloo", "nccl"]
+    backend: Literal["gloo", "nccl"] = Field(examples=["nccl"])
 
 
 class GroupMember(Message):
@@ -93,9 +88,11 @@ class NewBucket(Message):
     dtypes: list[str] = Field(description="torch's names without `torch.`.", examples=[["bfloat16", "bfloat16"]])
     shapes: list[list[int]] = Field(examples=[[[151936, 4096], [4096]]])
     load_format: Literal["flattened_bucket"] | None = Field(
-        default=None, description="flattened_bucket: one uint8 broadcast for all tensors; null: one for each."
+        default=None,
+        description="flattened_bucket: one uint8 broadcast for all tensors; null: one for each.",
+        examples=["flattened_bucket"],
     )
-    is_last: bool = Field(description="With this bucket the set is complete.")
+    is_last: bool = Field(description="With this bucket the set is complete.", examples=[True])
 
 
 class UpdateReport(Message):
@@ -119,11 +116,11 @@ class Readiness(Message):
 class Status(Message):
     """The hub at one instant."""
 
-    version: int = Field(description="The policy version in force.")
-    epoch: str
+    version: int = Field(description="The policy version in force.", examples=[12])
+    epoch: str = Field(description="Names the trainer that pushed it.", examples=["1763-a41f"])
     engines: dict[str, int] = Field(description="Number of engines by state.", examples=[{"ready": 2}])
-    calls: int = Field(description="Generate calls in the hub.")
-    held_calls: int = Field(description="Of those, waiting at the gate.")
+    calls: int = Field(description="Generate calls in the hub.", examples=[64])
+    held_calls: int = Field(description="Of those, waiting at the gate.", examples=[3])
     held_because: list[str] = Field(examples=[["a weight update pauses generation"]])
     weight_update: str = Field(description="idle, preparing, paused, loading, committed or failed.", examples=["idle"])
-    weight_group: str | None
+    weight_group: str | None = Field(examples=["headrace-1763-a41f-ab12cd34"])

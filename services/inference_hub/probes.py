@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import logging
 from typing import Final
 
 from services.inference_hub.engine_client import EngineUnreachableError
@@ -16,6 +17,8 @@ VERIFY_TIMEOUT_S: Final = 15.0
 MAX_FAILED_PROBES: Final = 3
 """Probes in a row that may run into their deadline: a machine under load answers late. A refused connection counts at once."""
 ANY_VERSION: Final = "any"
+
+_logger = logging.getLogger(__name__)
 
 
 class Prober:
@@ -78,6 +81,7 @@ class Prober:
         engine.version = info.version
         engine.problem = None
         engine.is_verified = True
+        _logger.info("engine %s joined: SGLang %s, tensor parallel size %d", engine.url, server.version, server.tp_size)
 
     async def _probe(self, engine: Engine) -> None:
         info = await engine.client.model_info(timeout_s=PROBE_TIMEOUT_S)
@@ -87,6 +91,8 @@ class Prober:
         engine.problem = None
 
     async def _failed(self, engine: Engine, error: EngineError) -> None:
+        if engine.problem != str(error):  # Once, rather than at every probe.
+            _logger.warning("%s", error)
         engine.problem = str(error)
         engine.num_failed_probes += 1
         self._metrics.probe_failures.inc()

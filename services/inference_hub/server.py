@@ -11,12 +11,13 @@ from typing import Final
 import redis.asyncio
 import uvicorn
 import uvloop
-from redis.exceptions import RedisError
 
 from services.inference_hub.application import Application
 from services.inference_hub.hub import open_hub
 from shared.configuration import Configuration
 from shared.errors import ConfigurationError
+from shared.redis_address import connection_url
+from shared.redis_checks import require_usable_async
 
 BACKLOG: Final = 4_096
 STOP_TIMEOUT_S: Final = 5
@@ -36,7 +37,7 @@ class _Server(uvicorn.Server):
 
 
 def run(configuration: Configuration) -> None:
-    """Serves until a signal. Raises: ConfigurationError if the port is taken or Redis cannot be reached."""
+    """Serves until a signal. Raises: ConfigurationError if the port is taken or Redis cannot be used."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     uvloop.run(_serve(configuration))
 
@@ -44,15 +45,10 @@ def run(configuration: Configuration) -> None:
 async def _serve(configuration: Configuration) -> None:
     listener = _listen(configuration)
     store = redis.asyncio.Redis.from_url(
-        configuration.redis.url, socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S
+        connection_url(configuration.redis.url), socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S
     )
     async with store:
-        try:
-            await store.ping()
-        except RedisError as error:
-            raise ConfigurationError(
-                f"redis.url must be a reachable Redis, got {configuration.redis.url!r}: {error}; start it, or set redis.url"
-            ) from error
+        await require_usable_async(store, configuration.redis)
         async with open_hub(configuration, store) as hub:
             settings = uvicorn.Config(
                 Application(hub), lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=STOP_TIMEOUT_S

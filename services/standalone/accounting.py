@@ -25,6 +25,7 @@ import redis.asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.standalone.run_files import Lineage, lineage
+from shared import redis_address
 from shared import trajectory as trajectories
 from shared.configuration import Configuration
 from shared.keys import Keys
@@ -90,7 +91,7 @@ async def take_account(configuration: Configuration) -> Account:
     """Asks every source of a run whose trainer has ended while Redis and the agents still run."""
     async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as agents:
         exposition = (await agents.get(f"{configuration.env_agents.address}/metrics")).raise_for_status().text
-    url = configuration.redis.url
+    url = redis_address.connection_url(configuration.redis.url)
     async with redis.asyncio.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S) as client:
         books, entries = await _at_standstill(client, Keys(configuration.run.id))
     lines = lineage(Path(configuration.run.directory))

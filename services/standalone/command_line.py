@@ -1,44 +1,21 @@
 """The `headrace` command. Nothing heavy is imported before the arguments are parsed."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Final
 
-INTERRUPTED = 130
+from services.standalone import arguments as command_line_arguments
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-
-EXAMPLES = """examples:
-  headrace up --config run.yaml
-  headrace up --config run.yaml --set run.directory=runs/second --set trainer.learning_rate=1e-5
-  HEADRACE_REDIS_URL=redis://redis.internal:6379/0 headrace up --config run.yaml
-  headrace status --config run.yaml
-  headrace demo
-"""
-UP_EXAMPLES = """examples:
-  headrace up --config examples/demo.yaml
-  headrace up --config run.yaml --set inference_hub.port=0 --set env_agents.port=0
-  headrace up --config run.yaml --external-redis --set redis.url=redis://10.0.0.5:6379/0
-
-A port of 0 lets the system choose one. What was chosen is in run.yaml in run.directory; what each process prints is also in
-run.directory/logs. Ctrl-C stops everything in order, a second Ctrl-C at once. Started again with the same run.directory, the run
-goes on where its newest checkpoint is.
-"""
-STATUS_EXAMPLES = """examples:
-  headrace status --config run.yaml
-  headrace status --config run.yaml --json | jq .books
-"""
-DEMO_EXAMPLES = """examples:
-  headrace demo
-  headrace demo --seed 1 --directory runs/demo-1
-"""
+INTERRUPTED: Final = 130
+READER_GONE: Final = 141
+"""A shell's convention for SIGPIPE: `headrace rollouts | head` is no failure of ours."""
+DEFAULT_LAST: Final = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options = command_line_arguments.parser().parse_args(arguments)
 
     from shared.errors import ConfigurationError, HeadraceError, ProcessError
 
@@ -54,49 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, 1)
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="headrace",
-        description="Train tool-using LLM agents by asynchronous reinforcement learning, on one machine.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    up = _command(commands, "up", "start Redis, engines, hub, agents and trainer, and stop them when training ends", UP_EXAMPLES)
-    _add_run_file(up)
-    up.add_argument("--external-redis", action="store_true", help="use the Redis at redis.url instead of starting one")
-
-    status = _command(commands, "status", "show engines, environments and the ledger of a run", STATUS_EXAMPLES)
-    _add_run_file(status)
-    status.add_argument("--json", action="store_true", help="as one JSON object")
-
-    demo = _command(commands, "demo", "train the demo's tiny policy to use a calculator, and show that it learns", DEMO_EXAMPLES)
-    demo.add_argument("--directory", type=Path, default=Path("runs/demo"), help="where everything goes (default: %(default)s)")
-    demo.add_argument("--seed", type=int, default=0, help="of the policy and of the run (default: %(default)s)")
-    _add_overrides(demo)
-    return parser
-
-
-def _command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str, examples: str
-) -> argparse.ArgumentParser:
-    return commands.add_parser(
-        name, help=text, description=text.capitalize() + ".", epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-
-
-def _add_run_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, required=True, help="the run file")
-    _add_overrides(parser)
-
-
-def _add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="override one key of the run file"
-    )
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # For what Python flushes at its exit.
+        return READER_GONE
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -109,10 +46,56 @@ def _run(options: argparse.Namespace) -> int:
             from services.standalone import status
 
             return status.run(options.config, options.overrides, as_json=options.json)
+        case "environments":
+            return _run_environments(options)
+        case "rollouts":
+            return _run_rollouts(options)
+        case "doctor":
+            from services.standalone.doctor import examination
+
+            return examination.run(options.config, options.overrides, as_json=options.json)
         case _:
             from services.standalone import demo
 
             return demo.run(options.directory, seed=options.seed, overrides=options.overrides)
+
+
+def _run_environments(options: argparse.Namespace) -> int:
+    from services.standalone import environments
+    from services.standalone.run_location import locate
+    from shared.errors import ConfigurationError
+
+    if options.config is None:
+        raise ConfigurationError("headrace environments must know the run; give its run file with --config")
+    configuration = locate(options.config, [*options.overrides, *options.action_overrides])
+    match options.action:
+        case "add":
+            return environments.run_add(configuration, options.file, as_json=options.json)
+        case "show":
+            return environments.run_show(configuration, options.name, as_json=options.json)
+        case "pause" | "resume":
+            is_paused = options.action == "pause"
+            return environments.run_pause(configuration, options.name, is_paused=is_paused, as_json=options.json)
+        case "weight":
+            return environments.run_weight(configuration, options.name, options.value, as_json=options.json)
+        case "remove":
+            return environments.run_remove(configuration, options.name, as_json=options.json)
+        case _:
+            return environments.run_list(configuration, as_json=options.json)
+
+
+def _run_rollouts(options: argparse.Namespace) -> int:
+    from services.standalone import rollouts
+    from services.standalone.run_location import locate
+
+    default = 0 if options.follow else DEFAULT_LAST
+    return rollouts.run(
+        locate(options.config, options.overrides),
+        last=default if options.last is None else options.last,
+        environment=options.environment,
+        does_follow=options.follow,
+        as_json=options.json,
+    )
 
 
 def _fail(error: Exception, exit_code: int) -> int:

@@ -10,16 +10,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from services.standalone import deployment, report
+from services.standalone import deployment, printing, report
 from services.standalone.accounting import Account, take_account
 from services.standalone.demo_display import DemoDisplay
-from services.standalone.processes import REPOSITORY
 from services.standalone.supervisor import StopRequested
 from services.standalone.up import SIGNAL_STATUS
 from shared.configuration import Configuration, load
 from shared.errors import ConfigurationError, ProcessError
 
-RUN_FILE = REPOSITORY / "examples" / "demo.yaml"
+RUN_FILE = Path(__file__).parents[2] / "examples" / "demo.yaml"
 RUN_FILE_DIRECTORY = "runs/demo"
 """Where the run file has its paths."""
 OVERRIDES = ("redis.url=redis://127.0.0.1:0/0", "inference_hub.port=0", "env_agents.port=0")
@@ -36,7 +35,7 @@ class _Ending:
 def run(directory: Path, *, seed: int, overrides: Sequence[str]) -> int:
     """Returns the exit status. Raises: HeadraceError with the sentence to show."""
     started = time.monotonic()
-    console = Console(highlight=False)
+    console = printing.console()
     _make_room(directory, console)
     run_file = _write_run_file(directory)
     _make_policy(directory / "policy", seed)

@@ -6,27 +6,28 @@ import fcntl
 import os
 import signal
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
-import redis
 
 from services.standalone import processes
+from services.standalone.connections import redis_client
 from services.standalone.devices import visible_devices
 from services.standalone.ports import LOOPBACK, free_ports, require_free
+from services.standalone.processes import ProcessSpec
 from services.standalone.readiness import answers, redis_answers
-from services.standalone.redis_server import redis_executable, redis_port, with_port
+from services.standalone.redis_server import redis_executable, redis_port, with_port, write_password
+from services.standalone.run_location import RUN_FILE
 from services.standalone.supervisor import Member, Observer, Stage, Supervisor
-from shared.configuration import Configuration, dump, load
+from shared import redis_address, redis_checks
+from shared.configuration import Configuration, RedisSection, dump, load
 from shared.errors import ConfigurationError
 
-RUN_FILE: Final = "run.yaml"
 REDIS_READY_TIMEOUT_S: Final = 120.0
 SERVICE_READY_TIMEOUT_S: Final = 120.0
-REDIS_PROBE_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,10 @@ class Deployment:
         return self.directory / RUN_FILE
 
     @property
+    def redis_password(self) -> str | None:
+        return redis_address.password(self.configuration.redis.url)
+
+    @property
     def engine_ports(self) -> list[int]:
         count = self.configuration.engines.count
         return [int(url.rpartition(":")[2]) for url in self.configuration.engines.urls[-count:]] if count else []
@@ -57,7 +62,7 @@ def plan(configuration: Configuration, *, has_external_redis: bool) -> Deploymen
     sections = configuration.redis, configuration.inference_hub, configuration.env_agents, configuration.engines
     redis_section, hub, agents, engines = sections
     if has_external_redis:
-        _require_redis(redis_section.url)
+        _require_redis(redis_section)
     else:
         port = redis_port(redis_section.url) or next(ports)
         require_free("the port of redis.url", LOOPBACK, port)
@@ -134,7 +139,9 @@ def _stages(deployment: Deployment, lock: int) -> list[Stage]:
 
 def _redis(deployment: Deployment, inherited: Collection[int]) -> Member:
     url = deployment.configuration.redis.url
-    spec = processes.redis_process(redis_executable(), port=redis_port(url), directory=deployment.directory / "redis")
+    directory, password = deployment.directory / "redis", deployment.redis_password
+    password_file = None if password is None else write_password(directory, password)
+    spec = processes.redis_process(redis_executable(), port=redis_port(url), directory=directory, password_file=password_file)
     return Member(spec, redis_answers(url), REDIS_READY_TIMEOUT_S, inherited)
 
 
@@ -148,12 +155,14 @@ def _engine(deployment: Deployment, index: int, port: int) -> Member:
 
 def _hub(deployment: Deployment) -> Member:
     address = deployment.configuration.inference_hub.address
-    return Member(processes.hub_process(deployment.run_file), answers(f"{address}/health"), SERVICE_READY_TIMEOUT_S)
+    spec = _with_password(deployment, processes.hub_process(deployment.run_file))
+    return Member(spec, answers(f"{address}/health"), SERVICE_READY_TIMEOUT_S)
 
 
 def _agents(deployment: Deployment) -> Member:
     address = deployment.configuration.env_agents.address
-    return Member(processes.agents_process(deployment.run_file), answers(f"{address}/health"), SERVICE_READY_TIMEOUT_S)
+    spec = _with_password(deployment, processes.agents_process(deployment.run_file))
+    return Member(spec, answers(f"{address}/health"), SERVICE_READY_TIMEOUT_S)
 
 
 def _trainer(deployment: Deployment) -> Member:
@@ -164,23 +173,28 @@ def _trainer(deployment: Deployment) -> Member:
         num_cores=_num_cores(),
         devices=visible_devices(),
     )
-    return Member(spec)
+    return Member(_with_password(deployment, spec))
+
+
+def _with_password(deployment: Deployment, spec: ProcessSpec) -> ProcessSpec:
+    """A process that connects to Redis: the run file that it reads has no password."""
+    password = deployment.redis_password
+    if password is None:
+        return spec
+    return replace(spec, environment={**spec.environment, redis_address.PASSWORD_VARIABLE: password})
 
 
 def _num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _require_redis(url: str) -> None:
+def _require_redis(section: RedisSection) -> None:
     try:
-        with redis.Redis.from_url(
-            url, socket_timeout=REDIS_PROBE_TIMEOUT_S, socket_connect_timeout=REDIS_PROBE_TIMEOUT_S
-        ) as client:
-            client.ping()
-    except (redis.RedisError, ValueError) as error:
+        with redis_client(section.url) as client:
+            redis_checks.require_usable(client, section)
+    except ConfigurationError as error:
         raise ConfigurationError(
-            f"redis.url must be a reachable Redis, got {url!r} ({error}); start it, or let this command start one by leaving out "
-            "--external-redis and HEADRACE_REDIS_URL"
+            f"{error}; without --external-redis and HEADRACE_REDIS_URL this command starts one of its own"
         ) from error
 
 

@@ -1,7 +1,5 @@
 """What `headrace up` starts: the command line and environment of every process of a run, from its configuration alone."""
 
-import base64
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,13 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import services
 from services.standalone.devices import share
 from services.standalone.redis_server import redis_command
 from shared.configuration import Configuration
-
-REPOSITORY: Final = Path(services.__file__).parents[1]
-"""The folder that holds `services` and `trainer`."""
 
 STOP_TIMEOUT_S: Final = 15.0
 TRAINER_STOP_TIMEOUT_S: Final = 40.0
@@ -32,8 +26,8 @@ class ProcessSpec:
     stop_timeout_s: float = STOP_TIMEOUT_S
 
 
-def redis_process(executable: str, *, port: int, directory: Path) -> ProcessSpec:
-    return ProcessSpec("redis", redis_command(executable, port=port, directory=directory))
+def redis_process(executable: str, *, port: int, directory: Path, password_file: Path | None = None) -> ProcessSpec:
+    return ProcessSpec("redis", redis_command(executable, port=port, directory=directory, password_file=password_file))
 
 
 def engine_process(
@@ -59,11 +53,9 @@ def agents_process(run_file: Path) -> ProcessSpec:
 def trainer_process(
     configuration: Configuration, run_file: Path, *, master_port: int, num_cores: int, devices: Sequence[str]
 ) -> ProcessSpec:
-    """DeepSpeed's launcher with one rank for each of `trainer.num_processes`, on the GPUs after the engines'.
+    """One rank for each of `trainer.num_processes`, on the GPUs after the engines'."""
+    from trainer.launch import launch_command
 
-    This is the launcher that `deepspeed --num_gpus N` starts in turn on each node: without the one before it, the ranks
-    start seconds earlier and signals reach them.
-    """
     environment = {**_environment(), **_compute_threads(configuration, num_cores)}
     num_ranks = configuration.trainer.num_processes
     if configuration.engines.device == "cuda":
@@ -72,12 +64,7 @@ def trainer_process(
     else:
         environment["DS_ACCELERATOR"] = "cpu"
         slots = range(num_ranks)
-    world = base64.urlsafe_b64encode(json.dumps({"localhost": list(slots)}).encode()).decode()
-    command = (
-        *(sys.executable, "-m", "deepspeed.launcher.launch", f"--world_info={world}", "--master_addr=127.0.0.1"),
-        *(f"--master_port={master_port}", "--no_local_rank", "--log_level=warning"),
-        *(str(REPOSITORY / "trainer" / "train.py"), "--config", str(run_file)),
-    )
+    command = launch_command(["--config", str(run_file)], slots=slots, master_port=master_port)
     return ProcessSpec("trainer", command, environment, TRAINER_STOP_TIMEOUT_S)
 
 

@@ -8,6 +8,8 @@ import httpx
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from shared import redis_address
+
 POLL_S: Final = 0.2
 PROBE_TIMEOUT_S: Final = 5.0
 
@@ -43,7 +45,9 @@ def redis_answers(url: str) -> Probe:
 
     async def probe() -> bool:
         try:
-            async with Redis.from_url(url, socket_timeout=PROBE_TIMEOUT_S, socket_connect_timeout=PROBE_TIMEOUT_S) as client:
+            async with Redis.from_url(
+                redis_address.connection_url(url), socket_timeout=PROBE_TIMEOUT_S, socket_connect_timeout=PROBE_TIMEOUT_S
+            ) as client:
                 return bool(await client.ping())
         except RedisError:
             return False

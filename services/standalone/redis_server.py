@@ -36,15 +36,26 @@ def redis_port(url: str) -> int:
 
 
 def with_port(url: str, port: int) -> str:
-    """`url` with its port replaced."""
+    """`url` with its port replaced. A password stays; a user name does not, because this Redis has the default one only."""
     parts = urlsplit(url)
-    return parts._replace(netloc=f"{parts.hostname}:{port}").geturl()
+    password = f":{parts.password}@" if parts.password else ""
+    return parts._replace(netloc=f"{password}{parts.hostname}:{port}").geturl()
 
 
-def redis_command(executable: str, *, port: int, directory: Path) -> tuple[str, ...]:
+def redis_command(executable: str, *, port: int, directory: Path, password_file: Path | None = None) -> tuple[str, ...]:
     """A Redis on the loopback interface whose append-only file in `directory` survives a crash, to within a second."""
     return (
-        executable,
+        *((executable,) if password_file is None else (executable, str(password_file))),
         *("--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory)),
         *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
     )
+
+
+def write_password(directory: Path, password: str) -> Path:
+    """A configuration file with the password that this user alone can read: a command line is everyone's to read."""
+    path = directory / "password.conf"
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    escaped = "".join(f"\\x{byte:02x}" for byte in password.encode())
+    path.write_text(f'requirepass "{escaped}"\n')
+    return path

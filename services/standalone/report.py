@@ -6,11 +6,8 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
 
-from services.standalone import run_files
+from services.standalone import printing, run_files
 from services.standalone.accounting import Account
 from services.standalone.run_files import Evaluation, Lineage, Transcript, Update
 from shared.errors import TrainingError
@@ -31,6 +28,13 @@ class Summary(msgspec.Struct, frozen=True):
     trajectories_lost: int
 
 
+class Excerpt(msgspec.Struct, frozen=True):
+    """One episode of the demo, for people."""
+
+    title: str
+    text: str
+
+
 def show(console: Console, directory: Path, account: Account, *, minutes: float) -> None:
     """Prints everything and writes learning_curve.png. `minutes` since the demo began.
 
@@ -47,11 +51,12 @@ def show(console: Console, directory: Path, account: Account, *, minutes: float)
     summary = summarise(updates, sampled, run_files.lineage(directory), lost=account.lost, minutes=minutes)
     picture = directory / "learning_curve.png"
     learning_curve.draw(picture, title=f"Headrace demo, {len(updates)} updates", updates=updates, sampled=sampled, greedy=greedy)
-    for panel in transcript_panels(run_files.transcripts(directory)):
-        console.print(panel)
-    console.print(table(sampled, greedy))
+    for excerpt in excerpts(run_files.transcripts(directory)):
+        console.print(printing.block(console, excerpt.title, excerpt.text))
+    rows = success_rows(sampled, greedy)
+    console.print(printing.table(console, ("success on unseen tasks", "before", "after"), rows))
     console.print(f"learning curve: {picture}\neverything else: {directory}", soft_wrap=True)
-    print(msgspec.json.encode(summary).decode(), flush=True)  # noqa: T201
+    printing.as_json(summary)
 
 
 def summarise(
@@ -70,16 +75,16 @@ def summarise(
     )
 
 
-def table(sampled: Sequence[Evaluation], greedy: Sequence[Evaluation]) -> Table:
+def success_rows(sampled: Sequence[Evaluation], greedy: Sequence[Evaluation]) -> list[tuple[str, str, str]]:
     """Before and after, on tasks that training never saw."""
-    result = Table("success on unseen tasks", "before", "after")
-    for label, evaluations in (("sampled at temperature 1", sampled), ("greedy", greedy)):
-        if evaluations:
-            result.add_row(label, f"{evaluations[0].success_rate:.1%}", f"{evaluations[-1].success_rate:.1%}")
-    return result
+    return [
+        (label, f"{evaluations[0].success_rate:.1%}", f"{evaluations[-1].success_rate:.1%}")
+        for label, evaluations in (("sampled at temperature 1", sampled), ("greedy", greedy))
+        if evaluations
+    ]
 
 
-def transcript_panels(by_version: Mapping[int, Sequence[Transcript]]) -> list[Panel]:
+def excerpts(by_version: Mapping[int, Sequence[Transcript]]) -> list[Excerpt]:
     """One held-out task before, in the middle of and after training; one that was learnt, if there is one."""
     versions = sorted(version for version, found in by_version.items() if found)
     if not versions:
@@ -91,7 +96,7 @@ def transcript_panels(by_version: Mapping[int, Sequence[Transcript]]) -> list[Pa
     shown = [by_version[version][index] for _, version in chosen]
     texts = [shown[0].text, *(without_shared_start(transcript.text, shown[0].text) for transcript in shown[1:])]
     return [
-        _panel(f"{label} (version {version}) · task {transcript.task} · reward {transcript.reward:g}", text)
+        Excerpt(f"{label} (version {version}) · task {transcript.task} · reward {transcript.reward:g}", text)
         for (label, version), transcript, text in zip(chosen, shown, texts, strict=True)
     ]
 
@@ -102,7 +107,3 @@ def without_shared_start(text: str, first: str) -> str:
     pairs = enumerate(zip(paragraphs, first_paragraphs, strict=False))
     num_shared = next((index for index, (ours, theirs) in pairs if ours != theirs), 0)
     return "\n\n".join(["… as above", *paragraphs[num_shared:]]) if num_shared else text
-
-
-def _panel(title: str, text: str) -> Panel:
-    return Panel(Text(text), title=Text(title), title_align="left")

@@ -2,82 +2,74 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import httpx
-import msgspec
 from rich.console import Console, Group
-from rich.table import Table
+from rich.text import Text
 
-from services.standalone.deployment import RUN_FILE
-from shared.configuration import Configuration, load
-from shared.errors import HeadraceError
-
-TIMEOUT_S: Final = 10.0
-
-
-class UnreachableError(HeadraceError):
-    """No process of the run answers."""
+from services.standalone import printing
+from services.standalone.connections import ServiceApi
+from services.standalone.run_location import locate
+from shared.configuration import Configuration
 
 
 def run(run_file: Path, overrides: Sequence[str], *, as_json: bool) -> int:
     """Returns the exit status. Raises: HeadraceError with the sentence to show."""
-    answers = ask(_resolved(load(run_file, overrides=overrides)))
-    console = Console(highlight=False)
+    answers = ask(locate(run_file, overrides))
     if as_json:
-        console.print_json(msgspec.json.encode(answers).decode())
+        printing.as_json(answers)
     else:
-        console.print(_tables(answers))
+        console = printing.console()
+        console.print(tables(console, answers))
     return 0
 
 
 def ask(configuration: Configuration) -> dict[str, Any]:
-    """version, engines, books and environments. Raises: UnreachableError if the hub or the agents do not answer."""
-    hub, agents = configuration.inference_hub.address, configuration.env_agents.address
-    with httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client:
+    """Version, engines, books, agent processes and environments. Raises: UnreachableError; RefusedError."""
+    with ServiceApi(configuration.inference_hub.address) as hub, ServiceApi(configuration.env_agents.address) as agents:
+        agents_status = agents.get("/status")
         return {
             "run": configuration.run.id,
-            "version": _get(client, f"{hub}/status")["version"],
-            "engines": _get(client, f"{hub}/engines"),
-            "books": _get(client, f"{agents}/status")["books"],
-            "environments": _get(client, f"{agents}/environments"),
+            "version": hub.get("/status")["version"],
+            "engines": hub.get("/engines"),
+            "books": agents_status["books"],
+            "agent_processes": agents_status["processes"],
+            "environments": agents.get("/environments"),
         }
 
 
-def _get(client: httpx.Client, url: str) -> Any:
-    try:
-        return client.get(url).raise_for_status().json()
-    except httpx.HTTPError as error:
-        raise UnreachableError(f"the run must answer at {url}: {error}; start it with `headrace up`, or see its logs") from error
-
-
-def _resolved(configuration: Configuration) -> Configuration:
-    """The run file that `headrace up` wrote, where the ports are decided; else the one given."""
-    written = Path(configuration.run.directory) / RUN_FILE
-    return load(written) if written.is_file() else configuration
-
-
-def _tables(answers: Mapping[str, Any]) -> Group:
+def tables(console: Console, answers: Mapping[str, Any]) -> Group:
     books = answers["books"]
     discarded = sum(books["discarded"].values())
-    ledger = (
+    ledger = Text(
         f"run {answers['run']} · policy version {answers['version']} · groups: {books['started']} started = {books['running']} "
         f"running + {books['ready']} ready + {books['trained']} trained + {discarded} discarded"
     )
-    engines = Table("engine", "state", "version", "calls", "problem", title="engines", title_justify="left")
-    for engine in answers["engines"]:
-        cells = (engine["url"], engine["state"], engine["version"], engine["outstanding_calls"], engine["problem"] or "")
-        engines.add_row(*map(str, cells))
-    environments = Table("environment", "weight", "paused", "episodes", "success", title="environments", title_justify="left")
-    for environment in answers["environments"]:
-        statistics = environment["statistics"]
-        rate = statistics["success_rate"]
-        cells = (
-            environment["name"],
-            environment["weight"],
-            "yes" if environment["is_paused"] else "no",
-            statistics["episodes"],
-            "–" if rate is None else f"{rate:.2f}",
-        )
-        environments.add_row(*map(str, cells))
-    return Group(ledger, engines, environments)
+    engines = printing.table(
+        console,
+        ("engine", "state", "version", "calls", "problem"),
+        [
+            (engine["url"], engine["state"], engine["version"], engine["outstanding_calls"], engine["problem"] or "")
+            for engine in answers["engines"]
+        ],
+        title="engines",
+    )
+    processes = printing.table(
+        console, ("agent process", "episodes to finish"), sorted(answers["agent_processes"].items()), title="agents"
+    )
+    environments = printing.table(
+        console,
+        ("environment", "weight", "paused", "episodes", "success"),
+        [
+            (
+                environment["name"],
+                environment["weight"],
+                printing.yes_or_no(environment["is_paused"]),
+                environment["statistics"]["episodes"],
+                printing.number(environment["statistics"]["success_rate"]),
+            )
+            for environment in answers["environments"]
+        ],
+        title="environments",
+    )
+    return Group(ledger, Text(), engines, Text(), processes, Text(), environments)

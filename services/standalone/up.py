@@ -4,9 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from services.standalone import deployment
+from services.standalone import deployment, printing
 from services.standalone.supervisor import StopRequested
 from services.standalone.terminal import Terminal
 from shared.configuration import load
@@ -19,7 +17,7 @@ def run(run_file: Path, overrides: Sequence[str], *, external_redis: bool) -> in
     """Returns the exit status. Raises: HeadraceError with the sentence to show."""
     configuration = load(run_file, overrides=overrides)
     planned = deployment.plan(configuration, has_external_redis=external_redis or "HEADRACE_REDIS_URL" in os.environ)
-    terminal = Terminal(Console(highlight=False))
+    terminal = Terminal(printing.console())
     try:
         deployment.run(planned, terminal, source=run_file)
     except StopRequested as stop:

@@ -45,6 +45,13 @@ def test_what_is_dumped_loads_to_the_same_configuration(run_file: Path, tmp_path
     assert load(copy) == loaded
 
 
+def test_what_is_dumped_has_no_password(run_file: Path) -> None:
+    loaded = load(run_file, "redis.url=redis://user:s3cret@control:6379/0")
+    dumped = configuration.dump(loaded)
+    assert "redis://user@control:6379/0" in dumped
+    assert "s3cret" not in dumped
+
+
 def test_overrides_win_over_environment_variables_and_those_over_the_file(run_file: Path) -> None:
     variables = {"HEADRACE_REDIS_URL": "redis://elsewhere:1", "HEADRACE_HUB_URL": "http://hub:1"}
     loaded = configuration.load(run_file, overrides=["redis.url=redis://override:1"], environment_variables=variables)
@@ -64,6 +71,7 @@ def test_overrides_win_over_environment_variables_and_those_over_the_file(run_fi
         ("rollout.async_generation_ratio=-0.5", "rollout.async_generation_ratio: Expected `float` >= 0.0, got -0.5"),
         ("rollout.num_return_sequences_in_group=1", "must be >= 2 with the group-relative estimator 'grpo', got 1"),
         ("run.model_path=nowhere", "run.model_path must be a directory with a Hugging Face model, got 'nowhere'"),
+        ("redis=redis://:s3cret@h", "redis: Expected `object`, got `str`, got 'redis://:***@h'"),
         ("no equals sign", "an override must look like section.key=value, got 'no equals sign'"),
         ("trainer.num_updates.deeper=1", "cannot set trainer.num_updates.deeper: num_updates is a value, not a section"),
     ],

@@ -94,6 +94,19 @@ async def test_a_dead_owner_s_group_is_adopted_with_what_it_had_finished(agents:
     assert await agents.adopt(owner="third", lease_ms=LONG_MS) is None
 
 
+async def test_processes_are_those_that_renew_and_the_episodes_they_have_to_finish(agents: AdmissionLedger) -> None:
+    assert await agents.processes() == {}
+    group = await admit(agents, "g", owner="busy")
+    assert group is not None
+    await admit(agents, "h", owner="busy")
+    await admit(agents, "lost", owner="dead", lease_ms=EXPIRED_MS)
+    await agents.renew(owner="idle", lease_ms=LONG_MS, group_ids=[])
+    await agents.finish(finished_episode(group, 0))
+    assert await agents.processes() == {"busy": 2 * GROUP_SIZE - 1, "idle": 0}
+    await agents.renew(owner="idle", lease_ms=EXPIRED_MS, group_ids=[])
+    assert list(await agents.processes()) == ["busy"]
+
+
 async def test_a_requeued_task_runs_before_new_ones(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
     await admit_and_finish(agents, "slow")
     await admit_and_finish(agents, "other")
@@ -124,6 +137,20 @@ async def test_what_a_checkpoint_taught_is_not_trained_again_when_redis_lost_its
     books = trainer.books()
     assert (books.version, books.trained, books.ready, books.stream_entries) == (1, 1, 1, GROUP_SIZE)
     assert books.is_balanced
+
+
+async def test_resuming_before_the_newest_checkpoint_is_refused_and_changes_nothing(
+    agents: AdmissionLedger, trainer: TrainingLedger
+) -> None:
+    for i in range(2):
+        await admit_and_finish(agents, f"g{i}")
+    trainer.publish(1, ["g0"])
+    trainer.acknowledge(1)
+    before = trainer.books()
+    with pytest.raises(LedgerError, match="the newest checkpoint is of version 1, got 0"):
+        trainer.restore(0)
+    assert trainer.books() == before
+    assert trainer.restore(1) == 0
 
 
 async def test_agents_give_up_only_groups_that_still_run(agents: AdmissionLedger) -> None:

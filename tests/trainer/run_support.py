@@ -27,7 +27,7 @@ class AcceptingHub(ThreadingHTTPServer):
 
     def answer(self, path, body):
         if path == "/engines":
-            return [{"url": "http://127.0.0.1:9"}]
+            return [{"url": "http://127.0.0.1:9", "state": "ready"}]
         if path == "/weight_groups":
             return {"group_name": f"headrace-{body['epoch']}", "world_size": 1, "engines": []}
         if path == "/weight_updates":

@@ -81,6 +81,7 @@ def test_the_engine_serves_what_the_trainer_pushed(one_rank, hub_url, tiny_model
         dtype=torch.float32,
         device=torch.device("cpu"),
         patience_s=60,
+        notice=print,
     )
     pusher.push(policy.named_weights(), 0)
     assert largest_difference(policy, generate(hub_url)) <= TOLERANCE

@@ -119,7 +119,7 @@ def test_help_shows_examples(repository):
     ("override", "sentence"),
     [
         ("trainer.learning_rat=1", "unknown key 'trainer.learning_rat'; did you mean 'learning_rate'?"),
-        ("redis.url=redis://127.0.0.1:1/0", "redis.url must be the address of a Redis that runs"),
+        ("redis.url=redis://127.0.0.1:1/0", "redis.url must be a reachable Redis, got 'redis://127.0.0.1:1/0'"),
         ("trainer.deepspeed={gradient_clipping: 7}", "trainer.deepspeed.gradient_clipping is 7"),
     ],
 )

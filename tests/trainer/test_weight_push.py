@@ -12,7 +12,7 @@ import torch
 from shared.configuration import WeightPushSection
 from shared.errors import EngineError, WeightUpdateError
 from trainer import weight_push
-from trainer.hub_client import HubClient
+from trainer.hub_client import HubClient, NoEngineError
 from trainer.weight_push import WeightPusher, reachable_address
 
 WEIGHTS = [("a.weight", torch.arange(12.0).reshape(3, 4)), ("b.weight", torch.ones(5))]
@@ -28,6 +28,8 @@ class Hub(ThreadingHTTPServer):
         self.calls, self.refusals, self.engines = [], [], []
         self.num_groups = 0
         self.description = None
+        self.listed = [{"id": "e", "url": "http://127.0.0.1:9", "state": "ready"}]
+        self.notices = []
 
     @property
     def address(self):
@@ -44,7 +46,7 @@ class Hub(ThreadingHTTPServer):
         if path == "/weight_updates":
             return 200, {"update_id": "u1"}
         if path == "/engines":
-            return 200, [{"id": "e", "url": "http://127.0.0.1:9", "state": "ready"}]
+            return 200, self.listed
         return 200, COMMIT if path.endswith("/commit") else {"state": "loading"}
 
     def form_group(self, body):
@@ -98,15 +100,20 @@ def hub(repository, tmp_path):
 def pusher(hub, one_rank, monkeypatch):
     monkeypatch.setattr(weight_push, "RETRY_S", 0.01)
     monkeypatch.setattr(weight_push, "MIB", 48)
-    pusher = new_pusher(hub.address)
+    pusher = new_pusher(hub.address, notice=hub.notices.append)
     yield pusher
     pusher.close()
 
 
-def new_pusher(address, *, patience_s=30.0):
+def new_pusher(address, *, patience_s=30.0, notice=lambda _: None):
     settings = WeightPushSection(backend="gloo", bucket_mib=1, timeout_s=30.0)
     return WeightPusher(
-        HubClient(address, timeout_s=30.0), settings, dtype=torch.float32, device=torch.device("cpu"), patience_s=patience_s
+        HubClient(address, timeout_s=30.0),
+        settings,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        patience_s=patience_s,
+        notice=notice,
     )
 
 
@@ -147,9 +154,22 @@ def test_a_stale_group_is_formed_anew_under_another_epoch(hub, pusher):
 
 
 def test_without_an_engine_the_trainer_waits_for_one(hub, pusher):
+    hub.listed = [{"id": "e", "url": "http://127.0.0.1:9", "state": "joining", "problem": "it must be SGLang 0.5.23, got 0.4"}]
     hub.refusals += [("/weight_groups", 409, {"detail": "no engine", "code": "no_engine"})] * 7
     pusher.push(WEIGHTS, 0)
     assert set(hub.received()) == {"a.weight", "b.weight"}
+    [notice] = hub.notices
+    assert notice.startswith("waiting for at most 30 s: one of the inference hub's 1 engines must be able to take weights")
+    assert notice.endswith("http://127.0.0.1:9 is joining: it must be SGLang 0.5.23, got 0.4")
+
+
+def test_a_wait_for_engines_that_was_in_vain_ends_in_their_problems(hub, one_rank):
+    hub.listed = []
+    hub.refusals += [("/weight_groups", 409, {"detail": "no engine", "code": "no_engine"})] * 99
+    pusher = new_pusher(hub.address, patience_s=0.0)
+    with pytest.raises(NoEngineError, match="an engine must be registered at the inference hub, and none is; list it"):
+        pusher.push(WEIGHTS, 0)
+    pusher.close()
 
 
 def test_a_failed_load_is_abandoned_and_the_whole_set_is_sent_again(hub, pusher):

@@ -1,6 +1,7 @@
 """Weights through a real gloo group to other processes that join as engines do."""
 
 import json
+import os
 import subprocess
 import sys
 from datetime import timedelta
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from shared.errors import WeightUpdateError
-from trainer.weight_transport import WeightGroup, flatten, listen
+from trainer.weight_transport import GLOO_INTERFACE, WeightGroup, flatten, listen, listening_at
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -126,3 +127,19 @@ def test_an_engine_that_hangs_does_not_hang_the_trainer(one_rank, engines, tmp_p
         )
     group.close()
     assert engines.processes[0].poll() is None
+
+
+def test_gloo_is_told_the_interface_of_the_address_it_has_to_listen_at(monkeypatch):
+    monkeypatch.delenv(GLOO_INTERFACE, raising=False)
+    with listening_at("127.0.0.1"):
+        assert os.environ[GLOO_INTERFACE] == "lo"
+    assert GLOO_INTERFACE not in os.environ
+    with listening_at("192.0.2.200"):
+        assert GLOO_INTERFACE not in os.environ
+
+
+def test_interface_that_the_user_chose_stays(monkeypatch):
+    monkeypatch.setenv(GLOO_INTERFACE, "eth7")
+    with listening_at("127.0.0.1"):
+        assert os.environ[GLOO_INTERFACE] == "eth7"
+    assert os.environ[GLOO_INTERFACE] == "eth7"

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from services.engine import launch
-from services.engine.launch import CPU_STAND_INS, engine_command, engine_environment, require_sglang
+from services.engine.launch import CPU_STAND_INS, engine_command, engine_environment, require_device, require_sglang
 from shared.configuration import Configuration, EnginesSection, RunSection, TrainerSection
 from shared.errors import ConfigurationError
 
@@ -86,3 +86,15 @@ def test_missing_sglang_is_a_sentence_with_a_remedy(monkeypatch):
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="sglang package, which is not installed here; `make install`"):
         require_sglang()
+
+
+@pytest.mark.parametrize(("device", "found"), [("cuda", ["nvidiactl"]), ("cuda", ["dxg"]), ("cpu", [])])
+def test_engine_is_started_where_its_device_is(tmp_path, device, found):
+    for name in found:
+        (tmp_path / name).touch()
+    require_device(EnginesSection(device=device), devices=tmp_path)
+
+
+def test_engine_for_a_gpu_that_is_not_there_is_a_sentence_with_the_remedy(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"engines\.device is cuda, and no NVIDIA GPU .* set engines\.device=cpu"):
+        require_device(EnginesSection(device="cuda"), devices=tmp_path)

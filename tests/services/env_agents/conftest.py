@@ -6,25 +6,33 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 import aiohttp
+import httpx
 import pytest
 import redis.asyncio
 import renderers
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from fastapi import FastAPI
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from services.env_agents.control import create_control
 from services.env_agents.environment import Environment
 from services.env_agents.episode import EnvironmentAgent
 from services.env_agents.episode_log import EpisodeIdentity
+from services.env_agents.episode_statistics import RunStatistics
+from services.env_agents.evaluation import Evaluator
 from services.env_agents.generation import GenerationClient
 from services.env_agents.loading import EnvironmentLoader
+from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
 from services.env_agents.rendering import ChatRenderer
+from services.env_agents.rollout_loop import RolloutLoop, RolloutSettings
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec
 from shared.keys import Keys
+from shared.ledger import AdmissionLedger
 
 
 @pytest.fixture(scope="session")
@@ -119,8 +127,38 @@ async def redis_async(redis_url) -> AsyncIterator[redis.asyncio.Redis]:
 
 @pytest.fixture
 def registry(redis_async, keys: Keys, http_session) -> EnvironmentRegistry:
-    loader = EnvironmentLoader(http_session, import_allowlist=("examples",), seed=0)
+    loader = EnvironmentLoader(http_session, import_allowlist=("examples", "gymnasium"), seed=0)
     return EnvironmentRegistry(redis_async, keys, loader)
+
+
+@pytest.fixture
+def application(registry, agent, renderer, redis_async, keys) -> FastAPI:
+    """The HTTP interface of a process named `owner`, whose RolloutLoop stands still."""
+    ledger, metrics = AdmissionLedger(redis_async, keys), AgentMetrics()
+    statistics = RunStatistics(redis_async, keys, process="owner")
+    settings = RolloutSettings(run_id="run", owner="owner", group_size=2, lease_s=30.0)
+    rollouts = RolloutLoop(settings, ledger, registry, agent, metrics, statistics)
+    evaluator = Evaluator(run_id="run", registry=registry, agent=agent, hold_rollouts=rollouts.on_hold, decode=renderer.text)
+    return create_control(registry, evaluator, rollouts, ledger, metrics, statistics)
+
+
+@pytest.fixture
+async def http(application) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://agents") as client:
+        yield client
+
+
+@pytest.fixture
+async def openenv_server() -> AsyncIterator[TestServer]:
+    """Enough of an OpenEnv server to register it."""
+
+    async def schema(_: web.Request) -> web.Response:
+        return web.json_response({"action": {"properties": {"guess": {"type": "integer"}}}})
+
+    app = web.Application()
+    app.router.add_get("/schema", schema)
+    async with TestServer(app) as server:
+        yield server
 
 
 @pytest.fixture

@@ -1,24 +1,14 @@
-import httpx
+import re
+
 import pytest
 
-from services.env_agents.control import create_control
-from services.env_agents.evaluation import Evaluator
-from services.env_agents.metrics import AgentMetrics
-from services.env_agents.rollout_loop import RolloutLoop, RolloutSettings
-from shared.ledger import AdmissionLedger
+from services.env_agents.documentation import openapi
+from services.env_agents.episode_statistics import RunStatistics
+from shared.ledger import AdmissionLedger, GroupRecord
+from tests.services.openapi_walk import operations
+from tests.shared.episodes import finished_episode
 
 CALCULATOR = {"name": "calculator", "import_path": "examples.calculator:Calculator", "tasks": {"kind": "seeds", "count": 3}}
-
-
-@pytest.fixture
-async def http(registry, agent, renderer, redis_async, keys):
-    ledger = AdmissionLedger(redis_async, keys)
-    metrics = AgentMetrics()
-    rollouts = RolloutLoop(RolloutSettings("run", "owner", 2, 30.0), ledger, registry, agent, metrics)
-    evaluator = Evaluator(run_id="run", registry=registry, agent=agent, hold_rollouts=rollouts.on_hold, decode=renderer.text)
-    app = create_control(registry, evaluator, rollouts, ledger, metrics)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agents") as client:
-        yield client
 
 
 async def test_environment_lives_through_its_requests(http):
@@ -35,35 +25,77 @@ async def test_environment_lives_through_its_requests(http):
     assert (await http.get("/environments")).json() == []
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "detail"),
-    [
-        ("POST", "/environments", {"name": "x"}, 422, "exactly one of import_path and url"),
-        ("POST", "/environments", {**CALCULATOR, "weigth": 1}, 422, "unknown key 'weigth'; did you mean 'weight'?"),
-        ("POST", "/environments", {**CALCULATOR, "weight": -1}, 422, "weight: Expected `float` >= 0.0, got -1"),
-        ("POST", "/environments", {"name": "x", "import_path": "examples.none:X"}, 422, "failed to import"),
-        ("POST", "/environments", {"name": "x", "import_path": "os:system"}, 403, "import_allowlist (examples)"),
-        (
-            "POST",
-            "/environments",
-            {"name": "x", "url": "ws://127.0.0.1:9"},
-            502,
-            "an OpenEnv server must answer at ws://127.0.0.1:9",
-        ),
-        ("POST", "/environments", [], 422, "must be a JSON object"),
-        ("GET", "/environments/calculater", None, 404, "did you mean 'calculator'?"),
-        ("PATCH", "/environments/nothing", {}, 404, "no environment is named 'nothing'"),
-        ("PATCH", "/environments/calculator", {"name": "y"}, 422, "can be changed, got name"),
-        ("DELETE", "/environments/nothing", None, 404, "no environment is named 'nothing'"),
-        ("POST", "/environments", {**CALCULATOR, "weight": 9}, 409, "exists with another spec"),
-        ("POST", "/evaluations", {"num_episodes": 0}, 422, "num_episodes: Expected `int` >= 1, got 0"),
-        ("POST", "/evaluations", {"num_episodes": 1, "environments": ["calculator"]}, 422, "evaluation_tasks"),
-    ],
-)
+REGISTER = ("POST", "/environments")
+CHANGE = ("PATCH", "/environments/calculator")
+BAD_REQUESTS = [
+    (*REGISTER, {"name": "x"}, 422, "exactly one of import_path and url"),
+    (*REGISTER, {**CALCULATOR, "weigth": 1}, 422, "POST /environments: unknown key 'weigth'; did you mean 'weight'?"),
+    (*REGISTER, {**CALCULATOR, "limits": {"max_turn": 1}}, 422, "unknown key 'limits.max_turn'; did you mean 'max_turns'?"),
+    (*REGISTER, {**CALCULATOR, "weight": -1}, 422, "weight: Expected `float` >= 0.0, got -1"),
+    (*REGISTER, {**CALCULATOR, "weight": "heavy"}, 422, "weight: Expected `float`, got `str`, got 'heavy'"),
+    (
+        *REGISTER,
+        {**CALCULATOR, "name": "a b"},
+        422,
+        "name: Expected `str` matching regex '^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$', got 'a b'",
+    ),
+    (*REGISTER, {**CALCULATOR, "tasks": {"kind": "csv"}}, 422, "tasks.kind: Invalid value 'csv'"),
+    (*REGISTER, {"name": "x", "import_path": "examples.none:X"}, 422, "failed to import: ModuleNotFoundError"),
+    (
+        *REGISTER,
+        {"name": "x", "import_path": "examples.calculator:Calc"},
+        422,
+        "examples.calculator has no 'Calc'; correct the name",
+    ),
+    (*REGISTER, {**CALCULATOR, "name": "x", "arguments": {"digits": 3}}, 422, "arguments must suit examples.calculator:Calculator"),
+    (*REGISTER, {"name": "x", "import_path": "os:system"}, 403, "must be inside env_agents.import_allowlist (examples, gymnasium)"),
+    (*REGISTER, {"name": "x", "url": "10.0.0.9"}, 422, "url must start with ws://, wss://, http:// or https://, got '10.0.0.9'"),
+    (*REGISTER, {"name": "x", "url": "ws://127.0.0.1:9"}, 502, "an OpenEnv server must answer at ws://127.0.0.1:9"),
+    (*REGISTER, {**CALCULATOR, "weight": 9}, 409, "exists with another spec; PATCH it"),
+    (*REGISTER, [], 422, "POST /environments: the body must be a JSON object"),
+    ("GET", "/environments/calculater", None, 404, "did you mean 'calculator'?"),
+    ("PATCH", "/environments/nothing", {}, 404, "no environment is named 'nothing'; registered: calculator"),
+    (*CHANGE, {"name": "y"}, 422, "only is_paused, weight, limits, sampling can be changed, got name; leave it out"),
+    (*CHANGE, {"weight": -1}, 422, "environment 'calculator': weight: Expected `float` >= 0.0, got -1"),
+    (*CHANGE, {"is_paused": "yes"}, 422, "is_paused: Expected `bool`, got `str`, got 'yes'"),
+    (*CHANGE, {"limits": {"max_turn": 1}}, 422, "unknown key 'limits.max_turn'; did you mean 'max_turns'?"),
+    (*CHANGE, {"limits": 3}, 422, "limits: Expected `object`, got `int`, got 3"),
+    (*CHANGE, ["pause"], 422, "PATCH /environments/calculator: the body must be a JSON object"),
+    ("DELETE", "/environments/nothing", None, 404, "no environment is named 'nothing'"),
+    ("POST", "/evaluations", {"num_episodes": 0}, 422, "num_episodes: Expected `int` >= 1, got 0"),
+    ("POST", "/evaluations", {"num_episodes": 1, "environments": ["calculator"]}, 422, "evaluation_tasks"),
+    ("POST", "/evaluations", {"num_episodes": 1, "environments": ["calc"]}, 404, "did you mean 'calculator'?"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "detail"), BAD_REQUESTS)
 async def test_bad_request_is_answered_with_a_sentence(http, method, path, body, status, detail):
     await http.post("/environments", json=CALCULATOR)
     answer = await http.request(method, path, json=body)
     assert (answer.status_code, detail in answer.json()["detail"]) == (status, True), answer.text
+
+
+async def test_a_change_of_an_environment_whose_server_is_gone_is_refused(http, openenv_server):
+    await http.post("/environments", json={"name": "remote", "url": str(openenv_server.make_url(""))})
+    await openenv_server.close()
+    answer = await http.patch("/environments/remote", json={"weight": 2.0})
+    assert (answer.status_code, "start it, or correct the environment's url" in answer.json()["detail"]) == (502, True)
+
+
+async def test_without_redis_every_request_that_needs_it_is_refused(http, redis_async):
+    redis_async.connection_pool.connection_kwargs["path"] = "/nowhere"
+    for method, path in (("GET", "/environments"), ("POST", "/environments"), ("DELETE", "/environments/x"), ("GET", "/status")):
+        answer = await http.request(method, path, json=CALCULATOR)
+        assert (answer.status_code, "try again when it is back" in answer.json()["detail"]) == (503, True)
+    assert (await http.get("/health")).status_code == 200
+
+
+def test_refusals_that_happen_are_the_ones_that_are_documented():
+    happen = {(method, re.sub("(?<=/environments/).*", "{name}", path), status) for method, path, _, status, _ in BAD_REQUESTS}
+    documented = {
+        (operation.method.upper(), operation.path, status) for operation in operations(openapi()) for status in operation.refusals
+    }
+    assert {refusal for refusal in documented if refusal[2] != 503} == happen | {("PATCH", "/environments/{name}", 502)}
 
 
 async def test_body_that_is_not_json_is_answered_with_a_sentence(http):
@@ -71,10 +103,28 @@ async def test_body_that_is_not_json_is_answered_with_a_sentence(http):
     assert (answer.status_code, "must be a JSON object" in answer.json()["detail"]) == (422, True)
 
 
-async def test_status_shows_the_books(http, registry):
+async def test_statistics_are_the_runs_whichever_process_is_asked(http, redis_async, keys):
+    await http.post("/environments", json=CALCULATOR)
+    other = RunStatistics(redis_async, keys, process="another:7")
+    group = GroupRecord(
+        group_id="g", group_size=1, environment="calculator", task_index=0, attempt=0, admitted_version=0, start_number=1
+    )
+    await other.add(finished_episode(group, 0))
+    [listed] = (await http.get("/environments")).json()
+    shown = (await http.get("/environments/calculator")).json()
+    assert listed == shown
+    assert shown["statistics"] == {"episodes": 1, "success_rate": 0.0, "mean_reward": 0.0, "outcomes": {"completed": 1}}
+
+
+async def test_status_shows_the_books_and_every_process(http, redis_async, keys):
+    ledger = AdmissionLedger(redis_async, keys)
+    await ledger.configure(async_generation_ratio=0.0, batch_groups=1)
+    await ledger.renew(owner="owner", lease_ms=60_000, group_ids=[])
+    await ledger.admit(group_id="g", environment="calculator", group_size=2, owner="another:7", lease_ms=60_000)
     status = (await http.get("/status")).json()
-    assert status["books"]["is_balanced"]
-    assert status["episodes_in_flight"] == 0
+    assert (status["books"]["running"], status["is_balanced"]) == (1, True)
+    assert (status["process"], status["episodes_in_flight"]) == ("owner", 0)
+    assert status["processes"] == {"another:7": 2, "owner": 0}
     assert (await http.get("/health")).status_code == 200
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from services.env_agents.environment import Environment, Step, Task, tool
-from services.env_agents.episode_statistics import StatisticsWindow
 from shared import trajectory as trajectories
 from shared.trajectory import Outcome, ToolCall
 
@@ -215,15 +214,6 @@ async def test_a_record_of_any_numbers_can_be_written(play, question_environment
     record = await play(misbehaving(question_environment, "step", step))
     assert trajectories.decode(trajectories.encode(record)) == record
     assert record.reward_parts == {"format": 0.5}
-
-
-async def test_statistics_say_why_the_latest_episode_failed(play, question_environment, hub, doubling):
-    hub.policy = calls_then_answers
-    window = StatisticsWindow()
-    window.add(await play(misbehaving(question_environment, "reset", raises)))
-    window.add(await play(doubling))
-    assert "KeyError: 'no such row'" in window.last_problem
-    assert window.statistics().outcomes == {Outcome.ENVIRONMENT_ERROR: 1, Outcome.COMPLETED: 1}
 
 
 async def test_constructor_that_raises_is_an_outcome(play):

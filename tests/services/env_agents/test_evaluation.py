@@ -49,7 +49,7 @@ def adds_small_numbers(text: str) -> str:
     return f"{left + right if left < 3 else 0}<|im_end|>"
 
 
-async def test_first_tasks_in_file_order_are_scored(evaluator, hub, calculator, holds):
+async def test_first_tasks_in_file_order_are_scored(evaluator, hub, calculator, holds, redis_client, keys):
     hub.policy, hub.version = adds_small_numbers, 5
     result = await evaluator.evaluate(EvaluationRequest(num_episodes=4, transcripts=2))
     assert result.version == 5
@@ -59,7 +59,7 @@ async def test_first_tasks_in_file_order_are_scored(evaluator, hub, calculator, 
     assert [(transcript.task_id, transcript.reward) for transcript in result.transcripts] == [("0", 1.0), ("1", 1.0)]
     assert "POLICY\n2<|im_end|>" in result.transcripts[1].text
     assert holds == ["held", "released"]
-    assert calculator.window.statistics().episodes == 0, "evaluations are no rollouts"
+    assert not redis_client.exists(keys.recent_episodes("calculator")), "evaluations are no rollouts"
 
 
 async def test_no_more_tasks_are_played_than_there_are(evaluator, hub, calculator):

@@ -151,7 +151,7 @@ def test_terminated_process_exits_soon_and_leaves_its_groups(run_file, ledger, r
     ("override", "sentence"),
     [
         ("env_agents.lease=3", "unknown key 'env_agents.lease'; did you mean 'lease_s'?"),
-        ("redis.url=redis://127.0.0.1:1/0", "redis.url must lead to a running Redis, and redis://127.0.0.1:1/0 does not answer"),
+        ("redis.url=redis://127.0.0.1:1/0", "redis.url must be a reachable Redis, got 'redis://127.0.0.1:1/0'"),
         ("env_agents.renderer=qwen", "env_agents.renderer 'qwen' cannot be used"),
         ("env_agents.import_allowlist=[mine]", "must be inside env_agents.import_allowlist (mine)"),
     ],

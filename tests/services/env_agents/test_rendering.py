@@ -3,6 +3,7 @@ import renderers
 
 from services.env_agents.environment import Action, RequestedCall
 from services.env_agents.rendering import ChatRenderer, PrefixError, load_renderer
+from services.env_agents.tokenizer import load_tokenizer, published_name
 from shared.errors import ConfigurationError
 
 TOOLS = [
@@ -136,3 +137,35 @@ def test_unusable_renderer_is_a_sentence(tokenizer, tmp_path, name, options, mes
 def test_model_without_tokenizer_is_a_sentence(tmp_path):
     with pytest.raises(ConfigurationError, match=r"run\.model_path must hold a tokenizer"):
         load_renderer(tmp_path, "qwen3", {})
+
+
+def test_tokenizer_without_transformers_agrees_with_transformers(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert isinstance(loaded, renderers.base.Tokenizer)
+    assert not isinstance(loaded, type(tokenizer))
+    text = "<|im_start|>user\n1 + 2? é<|im_end|>\n<tool_call>"
+    ids = loaded.encode(text, add_special_tokens=False)
+    assert ids == tokenizer.encode(text, add_special_tokens=False)
+    for skips in (False, True):
+        assert loaded.decode(ids, skip_special_tokens=skips) == tokenizer.decode(ids, skip_special_tokens=skips)
+    assert loaded.decode(ids[0]) == tokenizer.decode([ids[0]])
+    assert loaded.convert_tokens_to_ids(["<tool_call>", "absent"]) == tokenizer.convert_tokens_to_ids(["<tool_call>", "absent"])
+    assert (loaded.eos_token_id, loaded.unk_token_id) == (tokenizer.eos_token_id, tokenizer.unk_token_id)
+
+
+@pytest.mark.parametrize(
+    ("directory", "name"),
+    [
+        ("Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("models--Qwen--Qwen3-8B/snapshots/9f1c", "Qwen/Qwen3-8B"),
+        ("mine", None),
+    ],
+)
+def test_auto_knows_a_model_by_the_name_of_its_directory(tmp_path, directory, name):
+    assert published_name(tmp_path / directory) == (name or str(tmp_path / directory))
+
+
+def test_auto_takes_the_format_of_a_known_model(tokenizer, tmp_path, renderer):
+    tokenizer.save_pretrained(tmp_path / "Qwen3-8B")
+    assert load_renderer(tmp_path / "Qwen3-8B", "auto", {}).prompt([USER], TOOLS) == renderer.prompt([USER], TOOLS)

@@ -7,6 +7,7 @@ import pytest
 import redis
 
 from services.env_agents.environment import Environment
+from services.env_agents.episode_statistics import RunStatistics
 from services.env_agents.loading import EnvironmentLoader
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
@@ -25,6 +26,16 @@ async def wait_until(predicate, *, description: str) -> None:
     try:
         async with asyncio.timeout(20):
             while not predicate():  # noqa: ASYNC110 - what it waits for is in Redis
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        pytest.fail(f"waited in vain until {description}")
+
+
+async def eventually(is_true, *, description: str) -> None:
+    """Asks for at most 20 s."""
+    try:
+        async with asyncio.timeout(20):
+            while not await is_true():  # noqa: ASYNC110 - what it waits for is in Redis
                 await asyncio.sleep(0.01)
     except TimeoutError:
         pytest.fail(f"waited in vain until {description}")
@@ -99,7 +110,8 @@ async def run_loop(redis_async, keys, loader, agent, ledger):
         registry = EnvironmentRegistry(redis_async, keys, loader)
         await registry.refresh()
         settings = RolloutSettings("run", owner, GROUP_SIZE, lease_s, admission_poll_s=0.01, refresh_s=0.05, grace_s=grace_s)
-        loop = RolloutLoop(settings, ledger, registry, agent, AgentMetrics())
+        statistics = RunStatistics(redis_async, keys, process=owner)
+        loop = RolloutLoop(settings, ledger, registry, agent, AgentMetrics(), statistics)
         task = asyncio.create_task(loop.run())
         running.append((loop, task))
         return loop, registry, task
@@ -292,6 +304,35 @@ async def test_deleted_environments_groups_are_cancelled_and_counted(run_loop, r
     await wait_until(lambda: training.books().discarded.get("environment_gone") == 4, description="its groups are discarded")
     assert loop.num_episodes_in_flight == 0
     assert training.books().is_balanced
+
+
+async def test_processes_are_known_while_they_run_and_not_afterwards(run_loop, register, ledger, gate):
+    await register()
+    gate.let(0)
+    busy, _, task = await run_loop("busy")
+    await wait_until(lambda: busy.num_episodes_in_flight == 16, description="everything runs")
+    await run_loop("idle")
+
+    async def are_known():
+        return await ledger.processes() == {"busy": 16, "idle": 0}
+
+    await eventually(are_known, description="both are known")
+    busy.stop()
+    await task
+    assert "busy" not in await ledger.processes()
+
+
+async def test_episodes_count_in_the_runs_statistics(run_loop, register, training, redis_async, keys):
+    await register()
+    await run_loop("one")
+    await run_loop("two")
+    await wait_until(lambda: training.books().ready == 4, description="all groups end")
+    anyone = RunStatistics(redis_async, keys, process="three")
+
+    async def is_counted():
+        return (await anyone.read(["test"]))["test"].statistics.outcomes == {Outcome.COMPLETED: 16}
+
+    await eventually(is_counted, description="every episode is in the statistics")
 
 
 async def test_environment_registered_later_gets_its_share(run_loop, register, training, records):

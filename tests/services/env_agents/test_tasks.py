@@ -1,3 +1,5 @@
+from datetime import UTC, datetime
+
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -43,12 +45,23 @@ def test_file_order_ignores_shuffle(rows):
     assert [source.task(index).task_id for index in range(12)] == [str(n % 10) for n in range(12)]
 
 
-@pytest.mark.parametrize("make", ["missing", "text", "empty"])
+def test_columns_of_every_kind_reach_the_task(tmp_path):
+    row = {"text": "q", "number": 1.5, "list": [1, 2], "nested": {"a": "b"}, "none": None, "when": datetime(2026, 1, 2, tzinfo=UTC)}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    assert open_tasks(ParquetTasks(str(tmp_path / "rows.parquet")), seed=0).task(0).data == row
+
+
+@pytest.mark.parametrize("make", ["missing", "text", "empty", "broken"])
 def test_file_that_holds_no_tasks_is_refused_with_a_sentence(tmp_path, make):
     path = tmp_path / "tasks.parquet"
     if make == "text":
         path.write_text("not parquet")
     elif make == "empty":
         pyarrow.parquet.write_table(pyarrow.table({"question": pyarrow.array([], pyarrow.string())}), path)
+    elif make == "broken":
+        pyarrow.parquet.write_table(pyarrow.table({"question": ["a"] * 100}), path)
+        content = bytearray(path.read_bytes())
+        content[4:-8] = bytes(len(content) - 12)
+        path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"tasks\.path must be a Parquet file"):
         open_tasks(ParquetTasks(str(path)), seed=0)

@@ -259,11 +259,11 @@ def serve_hub(redis_url: str, keys: Keys) -> Callable[..., Any]:
     """A context manager that serves a hub of the test's run; entering it again is a restart."""
 
     @asynccontextmanager
-    async def serve(*urls: str, **section: Any) -> AsyncIterator[Served]:
+    async def serve(*urls: str, discovery: tuple[str, ...] = (), **section: Any) -> AsyncIterator[Served]:
         settings = {"probe_interval_s": 0.05, "generate_timeout_s": 30.0, "weight_update_timeout_s": 20.0} | section
         configuration = Configuration(
             run=RunSection(id=keys.run_id, directory="unused", model_path="unused"),
-            engines=EnginesSection(urls=urls),
+            engines=EnginesSection(urls=urls, discovery=discovery),
             inference_hub=InferenceHubSection(**settings),
             trainer=TrainerSection(num_updates=1),
         )

@@ -1,22 +1,38 @@
+import re
+
 import pytest
 
+from tests.services.openapi_walk import gaps, operations
 
-async def test_every_operation_is_documented(serve_hub):
+
+async def test_every_operation_says_what_it_takes_answers_and_refuses(serve_hub):
     async with serve_hub() as served:
-        _, documentation = await served.get("/openapi.json")
-    operations = [operation for path in documentation["paths"].values() for operation in path.values()]
-    assert "/generate" in documentation["paths"]
-    assert all(operation.get("summary") and operation.get("description") for operation in operations)
+        _, document = await served.get("/openapi.json")
+    assert gaps(document) == []
+    assert "/generate" in document["paths"]
+    assert "HTTPValidationError" not in document["components"]["schemas"], "no route answers with one"
 
 
-async def test_every_message_has_examples_or_descriptions(serve_hub):
+async def test_examples_of_requests_are_accepted(serve_hub, start_engine):
+    engine = await start_engine()
     async with serve_hub() as served:
-        _, documentation = await served.get("/openapi.json")
-    for name, schema in documentation["components"]["schemas"].items():
-        if name in ("HTTPValidationError", "ValidationError") or "examples" in schema:
-            continue
-        for key, value in schema["properties"].items():
-            assert {"examples", "description", "enum", "const", "title"} & value.keys(), f"{name}.{key}"
+        _, document = await served.get("/openapi.json")
+        await served.post("/engines", {"url": engine.url})
+        for operation in operations(document):
+            for example in operation.request_examples.values():
+                body = {**example, "url": engine.url} if operation.path == "/engines" else example
+                status, answer = await served.post(re.sub("{.*}", "one", operation.path), body)
+                assert status not in (400, 422), f"{operation}: {answer}"
+                assert str(status) in operation.body["responses"], f"{operation} answers {status}, which it does not document"
+
+
+async def test_the_page_needs_no_other_server(serve_hub):
+    async with serve_hub() as served:
+        async with served.http.get(served.url + "/") as page:
+            assert page.url.path == "/docs"
+            assert "https://" not in await page.text()
+        async with served.http.get(served.url + "/static-offline-docs/swagger-ui.css") as style:
+            assert style.status == 200
 
 
 async def test_health_says_that_the_process_serves_and_ready_that_it_can_generate(serve_hub, start_engine):

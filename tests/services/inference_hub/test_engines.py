@@ -65,6 +65,20 @@ async def test_an_engine_of_another_version_is_refused_unless_any_will_do(serve_
         assert (await served.post("/engines", {"url": fake.url}))[0] == 201
 
 
+async def test_a_configured_engine_of_another_version_is_listed_and_logged_with_the_reason_once(serve_hub, start_engine, caplog):
+    fake = await start_engine()
+    fake.version = "0.4.9"
+    async with serve_hub(fake.url) as served:
+        await served.wait_until(
+            lambda: any(engine.num_failed_probes > 2 for engine in served.hub.registry.by_id.values()),
+            description="it was probed three times",
+        )
+        (listed,) = (await served.get("/engines"))[1]
+    sentence = f"engine {fake.url} must be SGLang 0.5.23 (inference_hub.engine_version), got 0.4.9"
+    assert (listed["state"], listed["problem"].startswith(sentence)) == ("joining", True)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [listed["problem"]]
+
+
 async def test_an_engine_of_the_configuration_joins_when_it_is_up(serve_hub, start_engine, unused_tcp_port):
     async with serve_hub(f"http://127.0.0.1:{unused_tcp_port}") as served:
         await served.wait_until(

@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -24,8 +25,9 @@ def run_file(tmp_path: Path, redis_url: str, keys) -> Path:
     return path
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 
 def test_help_shows_examples_without_loading_the_server():
@@ -48,6 +50,15 @@ def test_an_unreachable_redis_is_one_sentence(run_file: Path):
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert "redis.url must be a reachable Redis" in result.stderr
+
+
+def test_a_redis_that_refuses_the_password_is_one_sentence_without_it(run_file: Path, serve_redis):
+    url = serve_redis("--requirepass", "s3cret", password="s3cret")
+    result = run("--config", str(run_file), "--set", f"redis.url={url}", HEADRACE_REDIS_PASSWORD="wr0ng")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert f"Redis at {url} must accept the password it is given, and refuses" in result.stderr
+    assert "wr0ng" not in result.stderr
 
 
 def test_the_process_serves_until_it_is_told_to_stop(run_file: Path, unused_tcp_port: int):

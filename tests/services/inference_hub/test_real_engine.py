@@ -33,6 +33,7 @@ def pusher_of(served, mode: str = "in_place") -> WeightPusher:
         dtype=torch.float32,
         device=torch.device("cpu"),
         patience_s=TIMEOUT_S,
+        notice=print,
     )
 
 

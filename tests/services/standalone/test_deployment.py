@@ -7,7 +7,7 @@ import pytest
 from services.standalone import deployment
 from services.standalone.ports import LOOPBACK, free_ports
 from shared import strict_yaml
-from shared.configuration import Configuration, load
+from shared.configuration import Configuration, dump, load
 from shared.errors import ConfigurationError
 from tests.services.standalone.toy_processes import Recorder
 
@@ -95,6 +95,24 @@ def test_the_users_run_file_is_never_written_over(tmp_path):
     planned = deployment.plan(configuration(tmp_path), has_external_redis=False)
     with pytest.raises(ConfigurationError, match=r"run\.directory must not hold the run file itself"):
         deployment.run(planned, Recorder(), source=tmp_path / "run.yaml")
+
+
+def test_password_reaches_the_processes_that_need_it_and_no_file_that_others_read(tmp_path, monkeypatch):
+    monkeypatch.delenv("HEADRACE_REDIS_PASSWORD", raising=False)
+    (tmp_path / "redis").mkdir()
+    run = configuration(tmp_path, redis={"url": "redis://:secret@127.0.0.1:0/0"})
+    planned = deployment.plan(run, has_external_redis=False)
+    specs = {member.spec.name: member.spec for stage in deployment._stages(planned, lock=0) for member in stage.members}
+    told = {name for name, spec in specs.items() if spec.environment.get("HEADRACE_REDIS_PASSWORD") == "secret"}
+    assert told == {"hub", "agents", "trainer"}
+    assert not [spec.command for spec in specs.values() if "secret" in " ".join(spec.command)]
+    assert "secret" not in dump(planned.configuration)
+
+
+def test_external_redis_that_could_lose_the_books_is_refused(tmp_path, serve_redis):
+    run = configuration(tmp_path, redis={"url": serve_redis("--appendonly", "no")})
+    with pytest.raises(ConfigurationError, match=r"append-only file must be on.*without --external-redis"):
+        deployment.plan(run, has_external_redis=True)
 
 
 def test_directory_in_use_is_refused(tmp_path):

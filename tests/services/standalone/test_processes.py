@@ -36,6 +36,11 @@ def test_redis_listens_on_loopback_only_and_keeps_an_append_only_file_in_its_dir
         assert expected in words
 
 
+def test_password_of_redis_is_in_a_file_and_not_on_the_command_line():
+    spec = processes.redis_process("redis-server", port=7000, directory=Path("redis"), password_file=Path("redis/password.conf"))
+    assert spec.command[:2] == ("redis-server", "redis/password.conf")
+
+
 def test_every_process_reads_the_resolved_run_file():
     run = configuration(engines={"device": "cpu"})
     specs = [

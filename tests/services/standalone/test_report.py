@@ -69,8 +69,7 @@ def test_task_that_was_learnt_is_the_one_shown():
         0: [Transcript("easy", 1.0, "right"), Transcript("hard", 0.0, "wrong")],
         9: [Transcript("easy", 1.0, "right"), Transcript("hard", 1.0, "right at last")],
     }
-    panels = report.transcript_panels(by_version)
-    assert [str(panel.renderable) for panel in panels] == ["wrong", "right at last", "right at last"]
+    assert [excerpt.text for excerpt in report.excerpts(by_version)] == ["wrong", "right at last", "right at last"]
 
 
 def test_instructions_that_were_shown_already_are_left_out():

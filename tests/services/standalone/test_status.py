@@ -1,45 +1,72 @@
 import io
 
-from rich.console import Console
+import pytest
 
-from services.standalone import deployment, status
+from services.standalone import printing, status
+from services.standalone.connections import RefusedError, UnreachableError
 from shared import strict_yaml
 from shared.configuration import Configuration
+from tests.services.standalone.services_at import json_service
 
+ENGINE = {"url": "http://10.0.0.7:30000", "state": "syncing", "version": 6, "outstanding_calls": 3, "problem": "it is [late]"}
+BOOKS = {"started": 9, "running": 2, "ready": 1, "trained": 5, "discarded": {"stale": 1}}
+ENVIRONMENTS = [
+    {"name": "calculator", "weight": 1.0, "is_paused": False, "statistics": {"episodes": 256, "success_rate": 0.91}},
+    {"name": "lookup", "weight": 0.5, "is_paused": True, "statistics": {"episodes": 0, "success_rate": None}},
+]
+PROCESSES = {"node-1:77": 24, "node-2:12": 8}
 ANSWERS = {
     "run": "demo",
     "version": 7,
-    "engines": [
-        {"url": "http://10.0.0.7:30000", "state": "syncing", "version": 6, "outstanding_calls": 3, "problem": "it is late"}
-    ],
-    "books": {"started": 9, "running": 2, "ready": 1, "trained": 5, "discarded": {"stale": 1}},
-    "environments": [
-        {"name": "calculator", "weight": 1.0, "is_paused": False, "statistics": {"episodes": 256, "success_rate": 0.91}},
-        {"name": "lookup", "weight": 0.5, "is_paused": True, "statistics": {"episodes": 0, "success_rate": None}},
-    ],
+    "engines": [ENGINE],
+    "books": BOOKS,
+    "agent_processes": PROCESSES,
+    "environments": ENVIRONMENTS,
 }
 
 
-def test_tables_show_engines_ledger_and_environments():
-    shown = io.StringIO()
-    Console(file=shown, width=140).print(status._tables(ANSWERS))
-    text = shown.getvalue()
-    assert "policy version 7 · groups: 9 started = 2 running + 1 ready + 5 trained + 1 discarded" in text
-    for expected in ("http://10.0.0.7:30000", "syncing", "it is late", "calculator", "0.91", "lookup", "yes", "–"):
-        assert expected in text
-
-
-def test_ports_are_those_of_the_resolved_run_file(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+def configuration(hub: str, agents: str) -> Configuration:
     raw = {
-        "run": {"id": "x", "directory": str(tmp_path), "model_path": str(tmp_path)},
-        "redis": {"url": "redis://127.0.0.1:0/0"},
-        "inference_hub": {"port": 0},
-        "env_agents": {"port": 0},
+        "run": {"id": "demo", "directory": "runs/demo", "model_path": "model"},
+        "inference_hub": {"url": hub},
+        "env_agents": {"url": agents},
         "trainer": {"num_updates": 1},
     }
-    given = strict_yaml.decode(raw, Configuration, source="test")
-    assert status._resolved(given) == given
-    planned = deployment.plan(given, has_external_redis=False)
-    planned.run_file.write_text(deployment.dump(planned.configuration))
-    assert status._resolved(given).inference_hub.port == planned.configuration.inference_hub.port
+    return strict_yaml.decode(raw, Configuration, source="test")
+
+
+def test_hub_and_agents_are_asked_for_what_they_own():
+    hub = {"GET /status": (200, {"version": 7}), "GET /engines": (200, [ENGINE])}
+    agents = {"GET /status": (200, {"books": BOOKS, "processes": PROCESSES}), "GET /environments": (200, ENVIRONMENTS)}
+    with json_service(hub) as hub_address, json_service(agents) as agents_address:
+        assert status.ask(configuration(hub_address.url, agents_address.url)) == ANSWERS
+
+
+def test_refusal_is_the_services_own_sentence():
+    with (
+        json_service({"GET /status": (503, {"detail": "Redis must answer, and does not"})}) as hub,
+        pytest.raises(RefusedError, match=r"^Redis must answer, and does not$"),
+    ):
+        status.ask(configuration(hub.url, hub.url))
+
+
+def test_listener_that_is_no_service_is_a_sentence():
+    with (
+        json_service({"GET /status": (200, b"<html>")}) as other,
+        pytest.raises(UnreachableError, match="something else listens there"),
+    ):
+        status.ask(configuration(other.url, other.url))
+
+
+def test_tables_off_a_terminal_are_lines_that_are_never_wrapped():
+    shown = io.StringIO()
+    console = printing.console(shown)
+    long = "a reason " * 30
+    console.print(status.tables(console, {**ANSWERS, "engines": [{**ENGINE, "problem": long}]}))
+    lines = shown.getvalue().splitlines()
+    assert lines[0].endswith("policy version 7 · groups: 9 started = 2 running + 1 ready + 5 trained + 1 discarded")
+    assert f"http://10.0.0.7:30000  syncing  6        3      {long.strip()}" in lines
+    assert "node-2:12      8" in lines
+    assert "calculator   1.0     no      256       0.91" in lines
+    assert "lookup       0.5     yes     0         –" in lines
+    assert "\x1b" not in shown.getvalue()

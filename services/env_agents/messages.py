@@ -1,0 +1,48 @@
+"""Bodies of the HTTP interface's answers. What it is asked with are EnvironmentSpec and EvaluationRequest."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from services.env_agents.episode_statistics import EpisodeProblem, EpisodeStatistics, RecentEpisodes
+from shared.environment_spec import EnvironmentSpec
+from shared.ledger import Books
+
+
+class EnvironmentDescription(EnvironmentSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A registered environment, and how its recent episodes went in all agent processes of the run."""
+
+    statistics: EpisodeStatistics
+    last_problem: EpisodeProblem | None
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """The run's books, and who plays its episodes."""
+
+    books: Books
+    is_balanced: bool
+    """started = running + ready + trained + discarded."""
+    processes: Mapping[str, int]
+    """Agent processes that live (`host:pid`), and the episodes that each has to finish."""
+    process: str
+    """The one that answers."""
+    episodes_in_flight: int
+    """Of the process that answers, as are the episodes by environment."""
+    episodes_by_environment: Mapping[str, int]
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: Literal["ok"] = "ok"
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a request was refused."""
+
+    detail: str
+    """A sentence with the rule, the value that breaks it, and the remedy."""
+
+
+def describe(spec: EnvironmentSpec, recent: RecentEpisodes) -> EnvironmentDescription:
+    fields = msgspec.structs.asdict(spec)
+    return EnvironmentDescription(**fields, statistics=recent.statistics, last_problem=recent.last_problem)

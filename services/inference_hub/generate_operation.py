@@ -1,0 +1,124 @@
+"""`POST /generate` in /docs: the one route that FastAPI does not see."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from services.inference_hub.messages import Problem
+
+GENERATE_PATH: Final = "/generate"
+
+_REQUEST: Final = {
+    "type": "object",
+    "required": ["input_ids"],
+    "properties": {
+        "input_ids": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        "sampling_params": {"type": "object", "description": "SGLang's."},
+        "extra_key": {"type": "string", "description": "Separates prefix caches; the hub adds its own namespace."},
+    },
+}
+
+_ANSWER: Final = {
+    "type": "object",
+    "required": ["text", "output_ids", "meta_info"],
+    "properties": {
+        "text": {"type": "string"},
+        "output_ids": {"type": "array", "items": {"type": "integer"}},
+        "meta_info": {
+            "type": "object",
+            "required": ["finish_reason", "output_token_logprobs", "weight_versions"],
+            "properties": {
+                "finish_reason": {"type": "object"},
+                "output_token_logprobs": {
+                    "type": "array",
+                    "description": "[log-probability, token id, null] of each output token.",
+                    "items": {"type": "array"},
+                },
+                "weight_versions": {
+                    "type": "array",
+                    "description": "Output tokens [start, end) were sampled by the policy version.",
+                    "items": {"type": "object", "required": ["version", "start", "end"]},
+                },
+            },
+        },
+    },
+}
+
+_ANSWER_EXAMPLE: Final = {
+    "text": "3 + 4",
+    "output_ids": [18, 488, 220],
+    "meta_info": {
+        "finish_reason": {"type": "length", "length": 3},
+        "prompt_tokens": 3,
+        "completion_tokens": 3,
+        "output_token_logprobs": [[-0.11, 18, None], [-0.52, 488, None], [-0.03, 220, None]],
+        "weight_versions": [{"version": "12", "start": 0, "end": 2}, {"version": "13", "start": 2, "end": 3}],
+    },
+}
+
+_REFUSALS: Final[Mapping[int, tuple[str, str]]] = {
+    400: (
+        "The body is not JSON, or the engine refuses a sampling parameter.",
+        "the body of POST /generate must be JSON, got something else: JSON is malformed: invalid character (byte 0)",
+    ),
+    413: (
+        "The body is over 16 MiB.",
+        "the body of POST /generate must be at most 16777216 bytes, got more; send each prompt as its own call",
+    ),
+    422: (
+        "input_ids is missing or not one list of token ids, or stream or n > 1 was asked for.",
+        "sampling_params.n must be 1, got 4; send each sample as its own call",
+    ),
+    429: (
+        "The hub has as many calls as it takes.",
+        "the hub answers at most 65536 generate calls at once; send this one again later",
+    ),
+    502: (
+        "It failed on inference_hub.max_attempts attempts.",
+        "a generate call may fail on at most 4 attempts (inference_hub.max_attempts), and this one did: 3f1c9a0d5e77 lost the "
+        "connection before it answered; see the engines' logs",
+    ),
+    503: (
+        "No engine could answer it within inference_hub.generate_timeout_s.",
+        "a generate call must be answered within 3600 s (inference_hub.generate_timeout_s), and was not after 0 attempts: no "
+        "engine is ready; GET /engines says what state each engine is in",
+    ),
+}
+
+
+def _json(schema: Mapping[str, Any], example: Any) -> dict[str, Any]:
+    return {"application/json": {"schema": schema, "example": example}}
+
+
+def _responses() -> dict[str, Any]:
+    problem = {"$ref": f"#/components/schemas/{Problem.__name__}"}
+    refusals = {
+        str(status): {"description": reason, "content": _json(problem, {"detail": sentence})}
+        for status, (reason, sentence) in _REFUSALS.items()
+    }
+    return {"200": {"description": "The whole answer.", "content": _json(_ANSWER, _ANSWER_EXAMPLE)}, **refusals}
+
+
+GENERATE_OPERATION: Final[dict[str, Any]] = {
+    "tags": ["generate"],
+    "summary": "Generate",
+    "description": (
+        "SGLang's `/generate` for one prompt of token ids; other fields are passed on. The hub sets `rid`, `return_logprob` and a "
+        "cache namespace in `extra_key`. The answer is SGLang's: `meta_info.output_token_logprobs` has a log-probability for each "
+        "output token and `meta_info.weight_versions` the policy version that sampled it. An engine's refusal (4xx) is passed on."
+    ),
+    "parameters": [
+        {
+            "name": "X-Session-Id",
+            "in": "header",
+            "required": False,
+            "description": "Calls of one session go to the same engine, where their prefix is cached, while it is not overloaded.",
+            "schema": {"type": "string"},
+            "example": "episode-7c1d",
+        }
+    ],
+    "requestBody": {
+        "required": True,
+        "content": _json(_REQUEST, {"input_ids": [151644, 872, 198], "sampling_params": {"max_new_tokens": 3, "temperature": 1.0}}),
+    },
+    "responses": _responses(),
+}

@@ -1,0 +1,158 @@
+"""One trajectory in words: what the policy read, what it sampled, what came of it. Pure."""
+
+from collections.abc import Mapping
+
+import msgspec
+from rich.text import Text
+
+from services.standalone.printing import one_line, printable
+from services.standalone.stream_reader import Entry
+from services.standalone.token_text import Decoder
+from shared.trajectory import Outcome, Timings, ToolCall, Trajectory, Turn
+from shared.versions import VersionSpan
+
+STYLE_BY_SPEAKER = {"context": "dim", "turn": "cyan", "policy": "bold green", "tool": "yellow", "ended": "red"}
+LABEL_WIDTH = 7
+
+
+class RolloutTurn(msgspec.Struct, frozen=True):
+    """`sampled` is the policy's text; `observation` what it was given to read before its next turn, "" after the last."""
+
+    sampled: str
+    observation: str
+    num_sampled_tokens: int
+    versions: tuple[int, ...]
+    reward: float
+    tool_calls: tuple[ToolCall, ...]
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """A trajectory with its tokens as text, as `--json` shows it."""
+
+    entry_id: str
+    """In the stream."""
+    trajectory_id: str
+    group_id: str
+    group_size: int
+    sample_index: int
+    attempt: int
+    environment: str
+    task_id: str
+    versions: tuple[int, ...]
+    """Policy versions that sampled, ascending."""
+    reward: float
+    reward_parts: Mapping[str, float]
+    outcome: Outcome
+    detail: str
+    num_tokens: int
+    num_sampled_tokens: int
+    prompt: str
+    turns: tuple[RolloutTurn, ...]
+    note: str
+    """Why texts are token ids; "" where they are texts."""
+    timings: Timings
+    finished_at: float
+    """Unix seconds."""
+
+
+class UnreadableRecord(msgspec.Struct, frozen=True):
+    """An entry of the stream that this version cannot read."""
+
+    entry_id: str
+    problem: str
+
+
+def rollout(entry: Entry, decoder: Decoder) -> Rollout | UnreadableRecord:
+    trajectory = entry.trajectory
+    if not isinstance(trajectory, Trajectory):
+        return UnreadableRecord(entry.entry_id, str(trajectory))
+    turns = trajectory.turns
+    starts = [*(turn.start for turn in turns), trajectory.num_tokens]
+    return Rollout(
+        entry_id=entry.entry_id,
+        trajectory_id=trajectory.trajectory_id,
+        group_id=trajectory.group_id,
+        group_size=trajectory.group_size,
+        sample_index=trajectory.sample_index,
+        attempt=trajectory.attempt,
+        environment=trajectory.environment,
+        task_id=trajectory.task_id,
+        versions=_versions(trajectory.version_spans, 0, trajectory.num_tokens),
+        reward=trajectory.reward,
+        reward_parts=trajectory.reward_parts,
+        outcome=trajectory.outcome,
+        detail=trajectory.detail,
+        num_tokens=trajectory.num_tokens,
+        num_sampled_tokens=trajectory.num_sampled_tokens,
+        prompt=decoder.decode(trajectory.token_ids[: starts[0]].tolist()),
+        turns=tuple(_turn(trajectory, turn, end, decoder) for turn, end in zip(turns, starts[1:], strict=True)),
+        note=decoder.note,
+        timings=trajectory.timings,
+        finished_at=trajectory.finished_at,
+    )
+
+
+def transcript(shown: Rollout | UnreadableRecord) -> Text:
+    """For people. Who speaks stands before every line, so that `grep` knows too; on a terminal colours say it again."""
+    if isinstance(shown, UnreadableRecord):
+        return Text(f"entry {shown.entry_id} cannot be read: {printable(shown.problem)}\n", "red")
+    text = Text().append(one_line(_heading(shown)) + "\n", "bold")
+    _say(text, "context", shown.prompt)
+    for number, turn in enumerate(shown.turns, start=1):
+        reward = f", reward {turn.reward:g}" if turn.reward else ""
+        _say(text, "turn", f"{number}: {turn.num_sampled_tokens} tokens, {_version_words(turn.versions)}{reward}")
+        _say(text, "policy", turn.sampled)
+        for call in turn.tool_calls:
+            _say(text, "tool", f"{call.name} {call.arguments} took {call.seconds:.3f} s{', an error' if call.is_error else ''}")
+        _say(text, "context", turn.observation)
+    _say(text, "ended", shown.detail)
+    return text
+
+
+def _turn(trajectory: Trajectory, turn: Turn, end: int, decoder: Decoder) -> RolloutTurn:
+    """`end` is where the next turn starts."""
+    ids = trajectory.token_ids
+    return RolloutTurn(
+        sampled=decoder.decode(ids[turn.start : turn.end].tolist()),
+        observation=decoder.decode(ids[turn.end : end].tolist()),
+        num_sampled_tokens=turn.end - turn.start,
+        versions=_versions(trajectory.version_spans, turn.start, turn.end),
+        reward=turn.reward,
+        tool_calls=turn.tool_calls,
+    )
+
+
+def _versions(spans: tuple[VersionSpan, ...], start: int, end: int) -> tuple[int, ...]:
+    """Of the spans that overlap [start, end)."""
+    return tuple(sorted({span.version for span in spans if span.start < end and start < span.end}))
+
+
+def _heading(shown: Rollout) -> str:
+    parts = ", ".join(f"{name} {value:g}" for name, value in shown.reward_parts.items())
+    facts = (
+        shown.environment,
+        f"task {shown.task_id}",
+        f"reward {shown.reward:g}" + (f" ({parts})" if parts else ""),
+        shown.outcome,
+        _version_words(shown.versions),
+        f"{len(shown.turns)} turns",
+        f"{shown.num_tokens} tokens, {shown.num_sampled_tokens} sampled",
+        shown.trajectory_id,
+    )
+    return " · ".join(facts)
+
+
+def _version_words(versions: tuple[int, ...]) -> str:
+    match versions:
+        case ():
+            return "no version"
+        case (version,):
+            return f"version {version}"
+        case _:
+            return f"versions {', '.join(map(str, versions))}"
+
+
+def _say(text: Text, speaker: str, words: str) -> None:
+    if words:
+        for line in printable(words).strip("\n").split("\n"):
+            text.append(f"  {speaker:<{LABEL_WIDTH}} │ ", "dim").append(line + "\n", STYLE_BY_SPEAKER[speaker])

@@ -1,0 +1,81 @@
+import msgspec
+import pytest
+
+from services.env_agents.control import STATUS_OF
+from services.env_agents.documentation import openapi
+from services.env_agents.messages import EnvironmentDescription, Status
+from services.env_agents.operations import DESCRIBED, OPENENV_ENVIRONMENT, OPERATIONS, STATUS
+from services.env_agents.schemas import field_descriptions
+from shared.environment_spec import EnvironmentSpec
+from tests.services.openapi_walk import gaps, operations
+
+REGISTER = ("post", "/environments")
+CHANGE = ("patch", "/environments/{name}")
+
+
+async def test_every_operation_says_what_it_takes_answers_and_refuses(http):
+    document = (await http.get("/openapi.json")).json()
+    assert gaps(document) == []
+
+
+async def test_every_route_is_documented_and_nothing_else(application):
+    routes = {
+        (method.lower(), route.path)
+        for route in application.routes
+        if getattr(route, "include_in_schema", False)
+        for method in route.methods
+    }
+    assert routes == {(operation.method, operation.path) for operation in operations(openapi())} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("summary", OPERATIONS[REGISTER].requests)
+async def test_every_example_of_an_environment_can_be_registered(http, summary, openenv_server):
+    body = OPERATIONS[REGISTER].requests[summary]
+    if body is OPENENV_ENVIRONMENT:
+        body = {**body, "url": str(openenv_server.make_url(""))}
+    answer = await http.post("/environments", json=body)
+    assert answer.status_code == 201, answer.text
+    assert msgspec.json.decode(answer.content, type=EnvironmentDescription).name == body["name"]
+
+
+@pytest.mark.parametrize("summary", OPERATIONS[CHANGE].requests)
+async def test_every_example_of_a_change_is_made(http, summary):
+    await http.post("/environments", json=OPERATIONS[REGISTER].requests["A Python environment"])
+    changes = OPERATIONS[CHANGE].requests[summary]
+    answer = await http.patch("/environments/calculator", json=changes)
+    assert answer.status_code == 200, answer.text
+    for key, value in changes.items():
+        changed = answer.json()[key]
+        assert (changed | value if isinstance(value, dict) else value) == changed
+
+
+@pytest.mark.parametrize("summary", OPERATIONS["post", "/evaluations"].requests)
+async def test_every_example_of_an_evaluation_runs(http, summary):
+    await http.post("/environments", json=OPERATIONS[REGISTER].requests["A Python environment"])
+    body = {**OPERATIONS["post", "/evaluations"].requests[summary], "num_episodes": 1}
+    answer = await http.post("/evaluations", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+def test_examples_of_answers_are_what_the_types_encode():
+    for example, of in ((DESCRIBED, EnvironmentDescription), (STATUS, Status)):
+        assert msgspec.to_builtins(msgspec.convert(example, of), builtin_types=()) == example
+
+
+def test_every_refusal_that_has_a_status_of_its_own_is_documented():
+    documented = {status for operation in operations(openapi()) for status in operation.refusals}
+    assert documented == {*STATUS_OF.values(), 503}
+
+
+def test_fields_are_described_in_the_words_below_them():
+    assert field_descriptions(EnvironmentSpec)["weight"] == "Share of new groups, relative to the other environments' weights."
+    properties = openapi()["components"]["schemas"]["EnvironmentDescription"]["properties"]
+    assert properties["weight"]["description"].startswith("Share of new groups"), "a base's fields too"
+
+
+async def test_the_page_needs_no_other_server(http):
+    assert (await http.get("/")).headers["location"] == "docs"
+    page = await http.get("/docs")
+    assert page.status_code == 200
+    assert "https://" not in page.text
+    assert (await http.get("/static-offline-docs/swagger-ui-bundle.js")).status_code == 200
