@@ -109,6 +109,7 @@ WORKDIR /app
 COPY shared shared
 COPY services/engine services/engine
 ENV HOME=/tmp PYTHONUNBUFFERED=1
+USER 10001:10001
 EXPOSE 30000
 HEALTHCHECK --interval=5s --timeout=5s --start-period=1800s \
   CMD ["python3", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:30000/model_info', timeout=4)"]

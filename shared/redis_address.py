@@ -27,7 +27,13 @@ _USER_PASSWORD = re.compile(r"((?:^|://)[^:@/?#\s]*):(?!//)[^\n]*@")
 
 def connection_url(url: str, environment_variables: Mapping[str, str] = os.environ) -> str:
     """`url` with the password in it, for a client to connect with. Raises: ConfigurationError, without the password."""
+    from redis.connection import parse_url  # Here, because the engine's process reads the run file without it.
+
     found = password(url, environment_variables)
+    try:
+        parse_url(url)  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        raise ConfigurationError(f"redis.url must have options that redis-py knows, got {masked(url)!r}: {error}") from None
     if found is None:
         return url
     parts = _parsed(url)

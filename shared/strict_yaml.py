@@ -33,8 +33,8 @@ def load_yaml(path: Path) -> dict[str, Any]:
         raw = yaml.load(path.read_text(), _Loader)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {os.strerror(error.errno or 0)}; give an existing run file") from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not YAML: {masked(' '.join(str(error).split()))}") from error
     if not isinstance(raw, dict):
         raise ConfigurationError(f"{path} must hold a mapping of sections, got {type(raw).__name__}")
     return raw

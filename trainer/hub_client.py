@@ -108,7 +108,7 @@ class HubClient:
             if response.is_success:
                 return msgspec.json.decode(response.content, type=reply_type)
             refusal = msgspec.json.decode(response.content, type=Refusal)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise WeightUpdateError(
                 f"the inference hub at {self._address} answered {method} {path} with status {response.status_code} and "
                 f"{response.text[:200]!r}"

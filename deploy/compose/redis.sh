@@ -7,9 +7,10 @@ if [ -n "${HEADRACE_REDIS_PASSWORD:-}" ]; then
 elif [ ! -s "$file" ]; then
   od -An -N24 -tx1 /dev/urandom | tr -d ' \n' >"$file"
 fi
+escaped=$(od -An -v -tx1 "$file" | tr -d '\n' | sed 's/ /\\x/g')  # Every byte, so that none has a meaning in the file.
 # In a file, because the arguments of a process can be read by all.
 cat >/secrets/redis.conf <<CONF
-requirepass "$(cat "$file")"
+requirepass "$escaped"
 dir /data
 appendonly yes
 appendfsync everysec

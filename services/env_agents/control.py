@@ -129,7 +129,7 @@ async def _refuse_without_redis(_: Request, error: Exception) -> Response:
 async def _mapping(request: Request) -> dict[str, Any]:
     try:
         return msgspec.json.decode(await request.body(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"{request.method} {request.url.path}: the body must be a JSON object: {error}; /docs shows what it takes"
         ) from error

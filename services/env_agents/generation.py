@@ -133,7 +133,7 @@ def read_generation(answer: bytes) -> Generation:
     """
     try:
         meta_info = _response_decoder.decode(answer).meta_info
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise GenerationError(f"the hub's answer is not a generation with log-probabilities and versions: {error}") from error
     if meta_info.finish_reason.type == "abort":
         raise GenerationError(f"the hub aborted the generation: {meta_info.finish_reason.message or 'no reason given'}")

@@ -90,7 +90,7 @@ class OpenEnvServer:
         try:
             async with session.get(f"{_root_url(url)}/schema", timeout=timeout, raise_for_status=True) as response:
                 schemas = msgspec.json.decode(await response.read(), type=_Schemas)
-        except (TimeoutError, aiohttp.ClientError, msgspec.DecodeError) as error:
+        except (TimeoutError, aiohttp.ClientError, msgspec.DecodeError, UnicodeDecodeError) as error:
             reason = str(error) or type(error).__name__
             raise UnreachableEnvironmentError(
                 f"an OpenEnv server must answer at {url}, but GET /schema failed: {reason}; start it, or correct the "
@@ -238,7 +238,7 @@ class OpenEnvEnvironment(Environment):
             raise _ConnectionLostError("the environment server closed the connection in the middle of an episode")
         try:
             reply = msgspec.json.decode(received.data, type=_Reply)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise EpisodeError(f"the environment server does not speak OpenEnv's protocol: {error}") from error
         if reply.type == "error":
             raise _RefusalError(str(reply.data.get("code")), str(reply.data.get("message")))
@@ -271,7 +271,7 @@ def _fields_of(text: str, schema: _ActionSchema) -> dict[str, Any]:
         return {name: _value_of(text.strip(), schema.properties.get(name, {}))}
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"an action must be a JSON object with {', '.join(schema.properties)}") from error
 
 
@@ -280,7 +280,7 @@ def _value_of(text: str, field: Mapping[str, Any]) -> Any:
         return text
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"an action must be of type {field.get('type', 'JSON')}") from error
 
 

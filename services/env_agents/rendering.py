@@ -88,7 +88,7 @@ def load_renderer(model_path: Path, name: str, options: Mapping[str, Any]) -> Ch
 
     Raises: ConfigurationError if there is no such format, an option is unknown, or the tokenizer does not fit.
     """
-    tokenizer = load_tokenizer(model_path)
+    tokenizer = load_tokenizer(model_path, needs_template=name == "default")
     return ChatRenderer(tokenizer, _create(tokenizer, name, options))
 
 

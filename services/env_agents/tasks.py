@@ -5,6 +5,7 @@ import functools
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import msgspec
@@ -101,11 +102,12 @@ def _read_table(spec: ParquetTasks) -> Table:
 
 
 def _read(path: Path) -> Table:
-    store = LocalStore(str(path.resolve().parent))
-
-    async def read() -> Table:
-        return await read_parquet_async(path.name, store=store)
-
     # arro3's blocking reader panics on a file that is not Parquet, its asynchronous one raises; the caller may run a loop already.
-    with ThreadPoolExecutor(1) as thread:
+    # The link gives the file a plain name: the store would look for one with an é or a # under its percent-encoding.
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(1) as thread:
+        (Path(folder) / "tasks").symlink_to(path.resolve())
+
+        async def read() -> Table:
+            return await read_parquet_async("tasks", store=LocalStore(folder))
+
         return thread.submit(lambda: asyncio.run(read())).result()

@@ -38,22 +38,26 @@ class FastTokenizer:
         return [self.convert_tokens_to_ids(token) for token in tokens]  # type: ignore[misc]
 
 
-def load_tokenizer(model_path: Path) -> Any:
-    """The tokenizer in `model_path`. transformers is needed only where there is no tokenizer.json.
+def load_tokenizer(model_path: Path, *, needs_template: bool = False) -> Any:
+    """The tokenizer in `model_path`. transformers is needed only for its chat template, and where there is no tokenizer.json.
 
     Raises: ConfigurationError if there is none, or none that can be read.
     """
     try:
-        if (model_path / "tokenizer.json").is_file():
+        if not needs_template and (model_path / "tokenizer.json").is_file():
             return _load_fast(model_path)
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(model_path)
     except ImportError as error:
-        raise ConfigurationError(
-            f"run.model_path must hold a tokenizer.json, and {str(model_path)!r} has none; save the tokenizer with "
+        sentence = (
+            "env_agents.renderer must not be default where transformers is not installed, because that renders the chat template; "
+            "name the model's renderer, or install transformers here"
+            if needs_template
+            else f"run.model_path must hold a tokenizer.json, and {str(model_path)!r} has none; save the tokenizer with "
             "transformers' save_pretrained, or install transformers here"
-        ) from error
+        )
+        raise ConfigurationError(sentence) from error
     except Exception as error:  # tokenizers raises no type of its own.
         raise ConfigurationError(f"run.model_path must hold a tokenizer, and {str(model_path)!r} does not: {error}") from error
 

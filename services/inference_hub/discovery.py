@@ -30,7 +30,7 @@ def service_address(url: str) -> SplitResult:
     """Raises: ConfigurationError if `url` is not http://name:port."""
     parts = urlsplit(url)
     try:
-        is_complete = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port is not None
+        is_complete = parts.scheme in ("http", "https") and bool((parts.hostname or "").encode("idna")) and parts.port is not None
     except ValueError:
         is_complete = False
     if not is_complete:
@@ -87,27 +87,34 @@ class Discovery:
         self._engines = engines
         self._add = add
         self._remove = remove
-        self._problem: str | None = None
+        self._problems: list[str] = []
 
     async def watch(self) -> None:
         """Looks at each interval, until cancelled. While the name server or Redis is away, the engines that are known stay."""
         while self._services:
             try:
-                await self.look()
-                self._problem = None
-            except (ResolutionError, RedisError) as error:
-                if str(error) != self._problem:
-                    logger.warning("engines.discovery: %s; the engines that are known stay", error)
-                self._problem = str(error)
+                problems = await self.look()
+            except RedisError as error:
+                problems = [str(error)]
+            if problems and problems != self._problems:
+                logger.warning("engines.discovery: %s; the engines that are known stay", "; ".join(problems))
+            self._problems = problems
             await asyncio.sleep(self._interval_s)
 
-    async def look(self) -> None:
-        """Resolves every name once. Raises: ResolutionError, RedisError."""
-        found = {url for service in self._services for url in await resolve(service)}
-        known = {engine.url for engine in self._engines()}
-        for url in sorted(found - known):
+    async def look(self) -> list[str]:
+        """Resolves every name once; returns why some could not be resolved. Raises: RedisError."""
+        found: set[str] = set()
+        problems: list[str] = []
+        for service in self._services:
+            try:
+                found.update(await resolve(service))
+            except ResolutionError as error:
+                problems.append(f"{service.hostname}: {error}")
+        for url in sorted(found - {engine.url for engine in self._engines()}):
             logger.info("found engine %s", url)
             await self._add(url)
-        for engine in vanished(list(self._engines()), found):
-            logger.info("engine %s is gone", engine.url)
-            await self._remove(engine)
+        if not problems:
+            for engine in vanished(list(self._engines()), found):
+                logger.info("engine %s is gone", engine.url)
+                await self._remove(engine)
+        return problems

@@ -108,7 +108,7 @@ class EngineClient:
             raise EngineError(f"engine {self.url} must answer /{path}, answered {status}: {_message(body)}")
         try:
             return msgspec.json.decode(body, type=struct)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise EngineError(f"{self.url} must be an SGLang engine, answered /{path} with something else: {error}") from error
 
     async def _request(self, method: str, path: str, data: bytes | None, timeout_s: float) -> tuple[int, bytes]:
@@ -146,7 +146,7 @@ def _message(body: bytes) -> str:
     """The sentence in an engine's error, whichever of its shapes it has."""
     try:
         content = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return body[:500].decode(errors="replace")
     if isinstance(content, dict):
         for key in ("message", "detail", "error"):

@@ -188,10 +188,14 @@ class EngineRegistry:
         url = normal_url(url)
         return Engine(engine_id_of(url), url, EngineClient(url), is_discovered=is_discovered)
 
-    async def add(self, engine: Engine) -> None:
+    async def add(self, engine: Engine) -> Engine:
+        """The engine that is registered: `engine`, or one that another caller added meanwhile, and then `engine` is closed."""
         await self._redis.hset(self._keys.engines, engine.url, msgspec.json.encode(engine.registration))
-        self.by_id[engine.id] = engine
+        kept = self.by_id.setdefault(engine.id, engine)
+        if kept is not engine:
+            await engine.client.close()
         self.refresh()
+        return kept
 
     async def remove(self, engine: Engine) -> None:
         """Forgets an engine and cuts what it still answers; those calls begin again elsewhere."""

@@ -74,19 +74,19 @@ class Hub:
         except EngineError:
             await engine.client.close()
             raise
-        if (known := self.registry.find(url)) is not None:
-            await engine.client.close()
-            return known, False
-        await self.registry.add(engine)
-        self._tasks.create_task(self.prober.watch(engine))
-        return engine, True
+        return await self._add(engine)
 
     async def expect(self, url: str, *, is_discovered: bool = False) -> None:
         """Registers an engine that may not be up yet: it joins when it is."""
         if self.registry.find(url) is None:
-            engine = self.registry.new_engine(url, is_discovered=is_discovered)
-            await self.registry.add(engine)
+            await self._add(self.registry.new_engine(url, is_discovered=is_discovered))
+
+    async def _add(self, engine: Engine) -> tuple[Engine, bool]:
+        """The engine at this address, which is watched from now on, and whether it is new."""
+        kept = await self.registry.add(engine)
+        if kept is engine:
             self._tasks.create_task(self.prober.watch(engine))
+        return kept, kept is engine
 
     def drain(self, engine_id: str) -> Engine:
         """Takes an engine out of routing; it is forgotten once it is idle."""

@@ -71,7 +71,7 @@ def parse_request(body: bytes) -> dict[str, Any]:
             f"POST /generate takes the token ids of one prompt in input_ids, got a body that does not fit: {error}; "
             "tokenize text before sending it, and send each prompt as its own call",
         ) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RefusedError(400, f"the body of POST /generate must be JSON, got something else: {error}") from error
     if checked.stream:
         raise RefusedError(422, "stream must be false: the hub answers when the call is complete; leave it out")
@@ -147,7 +147,7 @@ class Call:
             return self.failed(engine_id, f"engine {engine_id} answered status {status}")
         try:
             head = answers.head_of(body)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return self.failed(engine_id, f"engine {engine_id} answered something that is no SGLang answer: {error}")
         must_date_back = has_early_labels and head.is_mixed
         if not (head.is_partial or self._parts or must_date_back):

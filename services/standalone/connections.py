@@ -54,7 +54,7 @@ class ServiceApi:
             raise RefusedError(_sentence(response))
         try:
             return msgspec.json.decode(response.content) if response.content else None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UnreachableError(
                 f"{url} must answer with JSON, and does not ({error}); something else listens there, so correct the address"
             ) from error
@@ -79,5 +79,5 @@ def redis_is_away(url: str, error: redis.RedisError) -> UnreachableError:
 def _sentence(response: httpx.Response) -> str:
     try:
         return str(msgspec.json.decode(response.content)["detail"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         return f"{response.request.method} {response.request.url} was answered with status {response.status_code}"

@@ -11,9 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 
+class _Console(Console):
+    """Leaves a closed pipe to its caller: rich's own would exit with status 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console(file: IO[str] | None = None) -> Console:
     """A console for text that others wrote: nothing in it is markup. Off a terminal no line is cut or wrapped."""
-    console = Console(file=file, highlight=False, markup=False, emoji=False)
+    console = _Console(file=file, highlight=False, markup=False, emoji=False)
     console.soft_wrap = not console.is_terminal
     return console
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from shared.errors import ConfigurationError
+from shared.redis_address import masked
 
 
 def redis_executable() -> str:
@@ -29,7 +30,7 @@ def redis_port(url: str) -> int:
     parts = urlsplit(url)
     if parts.scheme != "redis" or parts.hostname not in ("127.0.0.1", "localhost"):
         raise ConfigurationError(
-            f"redis.url must be redis://127.0.0.1:<port>/<database> for a Redis that this command starts, got {url!r}; "
+            f"redis.url must be redis://127.0.0.1:<port>/<database> for a Redis that this command starts, got {masked(url)!r}; "
             "pass --external-redis to use one that runs elsewhere"
         )
     return 6379 if parts.port is None else parts.port

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from shared import configuration
+from shared import configuration, redis_address
 from shared.configuration import Configuration
 
 RUN_FILE: Final = "run.yaml"
@@ -25,11 +25,11 @@ def locate(run_file: Path, overrides: Sequence[str], environment_variables: Mapp
     """
     given = configuration.read(run_file, overrides=overrides, environment_variables=environment_variables)
     written = Path(given.run.directory) / RUN_FILE
-    if not written.is_file():
+    if not os.path.isfile(written):  # False also below a folder that this user cannot read.
         return given
     as_started = configuration.read(written, environment_variables={})
     wanted = configuration.read(written, overrides=overrides, environment_variables=environment_variables)
-    return _with_ports_of(as_started, wanted)
+    return _with_password_of(given, _with_ports_of(as_started, wanted))
 
 
 def _with_ports_of(as_started: Configuration, wanted: Configuration) -> Configuration:
@@ -41,3 +41,12 @@ def _with_ports_of(as_started: Configuration, wanted: Configuration) -> Configur
         inference_hub=replace(hub, port=hub.port or as_started.inference_hub.port),
         env_agents=replace(agents, port=agents.port or as_started.env_agents.port),
     )
+
+
+def _with_password_of(given: Configuration, found: Configuration) -> Configuration:
+    """What was written down has no password; one that the user gives in `redis.url` still counts."""
+    password = redis_address.password(given.redis.url, {})
+    if password is None:
+        return found
+    url = redis_address.connection_url(found.redis.url, {redis_address.PASSWORD_VARIABLE: password})
+    return msgspec.structs.replace(found, redis=msgspec.structs.replace(found.redis, url=url))

@@ -16,7 +16,7 @@ SIGNAL_STATUS = 128
 def run(run_file: Path, overrides: Sequence[str], *, external_redis: bool) -> int:
     """Returns the exit status. Raises: HeadraceError with the sentence to show."""
     configuration = load(run_file, overrides=overrides)
-    planned = deployment.plan(configuration, has_external_redis=external_redis or "HEADRACE_REDIS_URL" in os.environ)
+    planned = deployment.plan(configuration, has_external_redis=external_redis or bool(os.environ.get("HEADRACE_REDIS_URL")))
     terminal = Terminal(printing.console())
     try:
         deployment.run(planned, terminal, source=run_file)

@@ -39,8 +39,8 @@ def new_stack(images: Docker, repository: Path, tmp_path_factory: pytest.TempPat
     """Makes stacks with the run file given; nothing of them is left afterwards."""
     stacks: list[ComposedStack] = []
 
-    def create(**run: Any) -> ComposedStack:
-        stacks.append(ComposedStack(images, repository, tmp_path_factory.mktemp("compose")))
+    def create(*, redis_password: str = "", **run: Any) -> ComposedStack:
+        stacks.append(ComposedStack(images, repository, tmp_path_factory.mktemp("compose"), redis_password=redis_password))
         stacks[-1].write_run_file(run_file(repository, **run))
         return stacks[-1]
 

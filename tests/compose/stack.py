@@ -21,7 +21,8 @@ POLL_S = 0.5
 class ComposedStack:
     """One project. `compose` runs a command of Docker Compose; the addresses are the published ones."""
 
-    def __init__(self, docker: Docker, repository: Path, folder: Path) -> None:
+    def __init__(self, docker: Docker, repository: Path, folder: Path, *, redis_password: str = "") -> None:
+        """Args: redis_password: as `.env` would give it; empty lets the stack make one."""
         self.docker = docker
         self.project = f"headrace-test-{uuid.uuid4().hex[:8]}"
         self.run_file = folder / "run.yaml"
@@ -31,6 +32,7 @@ class ComposedStack:
         self._environment = {
             **docker.environment,
             "HEADRACE_CONFIG": str(self.run_file),
+            "HEADRACE_REDIS_PASSWORD": redis_password,
             "HEADRACE_REDIS_PORT": str(redis),
             "HEADRACE_HUB_PORT": str(hub),
             "HEADRACE_AGENTS_PORT": str(agents),

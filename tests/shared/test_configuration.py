@@ -109,13 +109,20 @@ def test_two_environments_of_one_name_are_refused(run_file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"), [("- a list", "must hold a mapping of sections, got list"), ("a: [", "is not YAML")]
+    ("content", "sentence"),
+    [
+        (b"- a list", "must hold a mapping of sections, got list"),
+        (b"a: [", "is not YAML"),
+        (b"a: \xff", "is not YAML"),
+        (b'redis: {url: "redis://:s3cret@control:6379"\nrun: x', r"is not YAML: .*redis://:\*\*\*@control"),
+    ],
 )
-def test_a_file_that_is_no_run_file_is_refused(tmp_path: Path, content: str, sentence: str) -> None:
+def test_a_file_that_is_no_run_file_is_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text(content)
-    with pytest.raises(ConfigurationError, match=sentence):
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=sentence) as refusal:
         load(path)
+    assert "s3cret" not in str(refusal.value)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -87,3 +87,10 @@ def test_a_password_in_the_query_is_refused_and_not_shown() -> None:
 def test_shown_and_written_it_has_no_password(url: str, shown: str, written: str) -> None:
     assert masked(url) == shown
     assert without_password(url) == written
+
+
+def test_option_that_cannot_be_read_is_a_sentence():
+    with pytest.raises(
+        ConfigurationError, match=r"redis\.url must have options that redis-py knows, got 'redis://h\?socket_timeout=abc'"
+    ):
+        connection_url("redis://h?socket_timeout=abc", {})

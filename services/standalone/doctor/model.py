@@ -1,5 +1,6 @@
 """The model's directory: configuration, weights, tokenizer, and the chat format that the agents use."""
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +29,12 @@ class Model:
 
 
 def look(directory: Path, section: EnvAgentsSection) -> Model:
-    has_configuration = (directory / "config.json").is_file()
+    has_configuration = os.path.isfile(directory / "config.json")
     return Model(
         directory=str(directory),
         has_configuration=has_configuration,
         num_weight_files=sum(1 for pattern in ("*.safetensors", "*.bin") for _ in directory.glob(pattern)),
-        has_tokenizer=(directory / "tokenizer.json").is_file(),
+        has_tokenizer=os.path.isfile(directory / "tokenizer.json"),
         renderer=_try_renderer(directory, section) if has_configuration else None,
     )
 

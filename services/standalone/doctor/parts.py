@@ -75,9 +75,12 @@ def look_at_agents(address: str) -> Part:
 
 
 def port_at(url: str) -> Port:
-    """Found out by binding to it for a moment."""
+    """Found out by binding to it for a moment. What cannot be read is elsewhere: whoever asks there says why."""
     parts = urlsplit(url)
-    number = DEFAULT_PORTS.get(parts.scheme) if parts.port is None else parts.port
+    try:
+        number = DEFAULT_PORTS.get(parts.scheme) if parts.port is None else parts.port
+    except ValueError:
+        return Port.ELSEWHERE
     if parts.hostname is None or number is None:
         return Port.ELSEWHERE
     if number == 0:
@@ -88,7 +91,7 @@ def port_at(url: str) -> Port:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
     except OSError as error:
-        return Port.TAKEN if error.errno in (errno.EADDRINUSE, errno.EACCES) else Port.ELSEWHERE
+        return Port.TAKEN if error.errno == errno.EADDRINUSE else Port.ELSEWHERE
     return Port.FREE
 
 

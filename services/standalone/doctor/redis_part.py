@@ -32,7 +32,7 @@ class RedisAnswer:
 
 @dataclass(frozen=True)
 class RedisFacts:
-    """`answer` is None if it does not answer, and `trouble` why; `is_refused` if it asks for another password."""
+    """`answer` is None if it does not answer, and `trouble` why; `is_refused` if address or password cannot be used."""
 
     address: str
     """Without its password."""
@@ -71,7 +71,7 @@ def check(facts: RedisFacts, *, require_aof: bool, is_run_up: bool) -> list[Find
 def _check_silence(facts: RedisFacts, *, is_run_up: bool) -> Finding:
     found = f"{facts.address}: {facts.trouble}"
     if facts.is_refused:
-        return problem("redis", found, RULE, f"give its password in {redis_address.HOW_TO_GIVE}")
+        return problem("redis", found, RULE, f"correct redis.url, or its password in {redis_address.HOW_TO_GIVE}")
     if facts.port is Port.TAKEN:
         return problem("redis", f"something else listens at {found}", RULE, "stop it, or set redis.url to another address")
     if is_run_up:

@@ -21,8 +21,8 @@ class RunDirectory:
 
 
 def look(path: Path) -> RunDirectory:
-    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-    is_writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if os.path.exists(folder))
+    is_writable = os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)
     return RunDirectory(str(path), existing, is_writable, installed_version("deepspeed") is not None)
 
 

@@ -98,8 +98,9 @@ def test_refusals_that_happen_are_the_ones_that_are_documented():
     assert {refusal for refusal in documented if refusal[2] != 503} == happen | {("PATCH", "/environments/{name}", 502)}
 
 
-async def test_body_that_is_not_json_is_answered_with_a_sentence(http):
-    answer = await http.post("/environments", content=b"name: calculator")
+@pytest.mark.parametrize("content", [b"name: calculator", b'{"name": "\xff"}'])
+async def test_body_that_is_not_json_is_answered_with_a_sentence(http, content):
+    answer = await http.post("/environments", content=content)
     assert (answer.status_code, "must be a JSON object" in answer.json()["detail"]) == (422, True)
 
 

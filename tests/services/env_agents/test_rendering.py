@@ -154,6 +154,13 @@ def test_tokenizer_without_transformers_agrees_with_transformers(tokenizer, tmp_
     assert (loaded.eos_token_id, loaded.unk_token_id) == (tokenizer.eos_token_id, tokenizer.unk_token_id)
 
 
+def test_default_format_renders_the_models_own_template(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    loaded = load_renderer(tmp_path, "default", {})
+    assert loaded.text(loaded.prompt([USER], [])) == USER["content"]
+
+
 @pytest.mark.parametrize(
     ("directory", "name"),
     [

@@ -51,6 +51,12 @@ def test_columns_of_every_kind_reach_the_task(tmp_path):
     assert open_tasks(ParquetTasks(str(tmp_path / "rows.parquet")), seed=0).task(0).data == row
 
 
+@pytest.mark.parametrize("name", ["a b.parquet", "é#1.parquet", "100%25.parquet"])
+def test_file_of_any_name_is_read(tmp_path, name):
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["q"]}), tmp_path / name)
+    assert open_tasks(ParquetTasks(str(tmp_path / name)), seed=0).task(0).data == {"question": "q"}
+
+
 @pytest.mark.parametrize("make", ["missing", "text", "empty", "broken"])
 def test_file_that_holds_no_tasks_is_refused_with_a_sentence(tmp_path, make):
     path = tmp_path / "tasks.parquet"

@@ -15,7 +15,9 @@ def engine(url: str, **known) -> Engine:
     return Engine(url, url, EngineClient(url), **{"is_discovered": True, **known})
 
 
-@pytest.mark.parametrize("url", ["engine:30000", "http://engine", "ftp://engine:1", "http://:30000", "http://engine:port", ""])
+@pytest.mark.parametrize(
+    "url", ["engine:30000", "http://engine", "ftp://engine:1", "http://:30000", "http://engine:port", "http://a..b:30000", ""]
+)
 def test_name_without_port_or_scheme_is_refused_with_the_rule(url):
     with pytest.raises(ConfigurationError, match=r"engines\.discovery must hold URLs with name and port"):
         service_address(url)

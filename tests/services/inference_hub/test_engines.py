@@ -46,6 +46,14 @@ async def test_an_engine_is_registered_once(serve_hub, start_engine):
         assert (await served.get("/ready"))[0] == 200
 
 
+async def test_an_engine_that_several_register_at_once_is_one(serve_hub, start_engine):
+    fake = await start_engine()
+    async with serve_hub() as served:
+        answers = await asyncio.gather(*(served.hub.register(fake.url) for _ in range(4)))
+        assert {engine for engine, _ in answers} == set(served.hub.registry.by_id.values())
+        assert sorted(is_new for _, is_new in answers) == [False, False, False, True]
+
+
 async def test_an_engine_nobody_can_reach_is_not_registered(serve_hub, unused_tcp_port):
     async with serve_hub() as served:
         status, answer = await served.post("/engines", {"url": f"http://127.0.0.1:{unused_tcp_port}"})

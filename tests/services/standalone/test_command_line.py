@@ -101,11 +101,12 @@ def test_commands_that_look_on_need_no_package_but_the_clis(run_file, redis_url,
     assert ended.returncode == status
 
 
-def test_reader_that_has_seen_enough_is_no_traceback(run_file, redis_url):
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_reader_that_has_seen_enough_is_no_traceback(options):
     """`headrace … | head`: the pipe is closed before anything is written."""
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "services.standalone.command_line", "doctor", "--json"]
+    command = [sys.executable, "-m", "services.standalone.command_line", "doctor", *options]
     ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert ended.returncode == 141

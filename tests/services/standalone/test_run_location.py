@@ -60,6 +60,14 @@ def test_port_0_in_an_override_is_the_port_that_was_chosen_for_it(run_file, star
     assert locate(run_file, asked, {}) == started
 
 
+def test_password_in_the_address_still_counts_although_it_is_not_written_down(run_file, started):
+    port = started.redis.url.rpartition(":")[2]
+    assert locate(run_file, ["redis.url=redis://:s3cret@127.0.0.1:0/3"], {}).redis.url == f"redis://:s3cret@127.0.0.1:{port}"
+    run_file.write_text(run_file.read_text().replace("redis://127", "redis://:s3cret@127"))
+    assert locate(run_file, [], {}).redis.url == f"redis://:s3cret@127.0.0.1:{port}"
+    assert locate(run_file, ["redis.url=redis://db/0"], {}).redis.url == "redis://db/0"
+
+
 def test_other_directory_is_another_run(run_file, started, tmp_path):
     assert locate(run_file, [f"run.directory={tmp_path}/second"], {}).inference_hub.port == 0
 

@@ -50,9 +50,10 @@ def test_refusal_is_the_services_own_sentence():
         status.ask(configuration(hub.url, hub.url))
 
 
-def test_listener_that_is_no_service_is_a_sentence():
+@pytest.mark.parametrize("body", [b"<html>", b'"\xff"'])
+def test_listener_that_is_no_service_is_a_sentence(body):
     with (
-        json_service({"GET /status": (200, b"<html>")}) as other,
+        json_service({"GET /status": (200, body)}) as other,
         pytest.raises(UnreachableError, match="something else listens there"),
     ):
         status.ask(configuration(other.url, other.url))

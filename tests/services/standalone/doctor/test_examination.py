@@ -53,7 +53,7 @@ def test_terminal_gets_columns():
     assert "what to do" in console.file.getvalue()
 
 
-def test_machine_alone_is_examined_without_a_run_file(monkeypatch):
+def test_machine_alone_is_examined_without_a_run_file():
     found = examined(None)
     assert {"python", "torch", "sglang", "gpus", "cores", "disk", "clock", "docker"} <= set(found)
     assert not {"redis", "hub", "model"} & set(found)

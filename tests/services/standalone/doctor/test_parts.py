@@ -68,6 +68,7 @@ def test_free_port_is_free_and_left_so():
         ("http://192.0.2.1:8800", Port.ELSEWHERE),
         ("http://host.invalid:8800", Port.ELSEWHERE),
         ("unix:///run/redis.sock", Port.ELSEWHERE),
+        ("http://127.0.0.1:99999", Port.ELSEWHERE),
     ],
 )
 def test_address_that_is_no_port_of_this_machine(url, port):
