@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 
@@ -21,6 +22,9 @@ from services.standalone.redis_server import redis_executable
 from shared.keys import Keys
 
 ENGINE_START_TIMEOUT_S = 180.0
+
+hypothesis.settings.register_profile("shared-machine", deadline=None)
+hypothesis.settings.load_profile("shared-machine")
 
 
 @pytest.fixture(scope="session")

@@ -164,7 +164,7 @@ async def test_no_call_is_lost_or_answered_wrongly_under_failures_of_all_kinds(s
 
 async def test_connections_to_engines_are_kept_between_calls(serve_hub, start_engine):
     engine = await start_engine()
-    async with serve_hub(engine.url) as served:
+    async with serve_hub(engine.url, probe_interval_s=60.0) as served:  # A probe at the same time has a connection of its own.
         await ready(served)
         await served.generate([1], 1)
         session = served.hub.registry.routable[0].client._session

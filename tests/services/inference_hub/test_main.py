@@ -54,7 +54,8 @@ def test_an_unreachable_redis_is_one_sentence(run_file: Path):
 
 def test_a_redis_that_refuses_the_password_is_one_sentence_without_it(run_file: Path, serve_redis):
     url = serve_redis("--requirepass", "s3cret", password="s3cret")
-    result = run("--config", str(run_file), "--set", f"redis.url={url}", HEADRACE_REDIS_PASSWORD="wr0ng")
+    overrides = ("--set", f"redis.url={url}", "--set", "inference_hub.port=0")
+    result = run("--config", str(run_file), *overrides, HEADRACE_REDIS_PASSWORD="wr0ng")
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert f"Redis at {url} must accept the password it is given, and refuses" in result.stderr

@@ -287,7 +287,13 @@ def test_ctrl_c_ends_following_without_a_traceback(run_file, write):
     write(episode("a"))
     arguments = ["rollouts", "--config", str(run_file), "--follow", "--last", "1", "--json"]
     command = [sys.executable, "-m", "services.standalone.command_line", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # A shell that runs the tests in the background makes them, and what they start, ignore Ctrl-C.
+    pipes = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    }
+    with subprocess.Popen(command, **pipes, text=True) as process:
         assert json.loads(process.stdout.readline())["trajectory_id"] == "a"
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=60)
