@@ -33,7 +33,7 @@ ADDRESS_VARIABLES: Mapping[str, str] = {
 class RunSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What all processes agree on."""
 
-    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    id: Name
     """Names the run's Redis keys."""
     directory: str
     """Checkpoints, metrics and logs go here."""

@@ -11,12 +11,15 @@ import msgspec
 import yaml
 
 from shared.errors import ConfigurationError
+from shared.names import NAME_PATTERN, NAME_RULE
 from shared.redis_address import masked
 
 T = TypeVar("T")
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `\$(?P<path>[^`]*)`)?")
 _PATH_SUFFIX = re.compile(r" - at `\$(?P<path>[^`]*)`$")
+_GOT_TYPE = re.compile(r", got `[^`]*`$")
+"""What msgspec says of a value that is shown itself."""
 _PATH_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 
 
@@ -69,18 +72,35 @@ def decode(raw: Mapping[str, Any], struct: type[T], *, source: str) -> T:
         raise ConfigurationError(f"{source}: {_explain(str(error), raw, struct)}") from error
 
 
+def hint(name: str, known: Iterable[str], *, otherwise: str) -> str:
+    """The remedy for a name that is not one of `known`: the one that is nearly it, or all of them behind `otherwise`."""
+    names = sorted(known)
+    closest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {closest[0]!r}?" if closest else f"{otherwise}: {', '.join(names) or 'none yet'}"
+
+
 def _explain(message: str, raw: Mapping[str, Any], struct: type) -> str:
     if unknown := _UNKNOWN_FIELD.match(message):
         field, path = unknown["field"], (unknown["path"] or "").lstrip(".")
-        known = _fields_at(struct, path)
-        closest = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
-        remedy = f"did you mean {closest[0]!r}?" if closest else f"known keys: {', '.join(sorted(known))}"
+        remedy = hint(field, _fields_at(struct, path), otherwise="known keys")
         return f"unknown key {f'{path}.{field}' if path else field!r}; {remedy}"
     match = _PATH_SUFFIX.search(message)
     if not match or not match["path"]:
         return message.removesuffix(" - at `$`")
-    rule, path = message[: match.start()], match["path"].lstrip(".")
-    return f"{path}: {rule}, got {masked(repr(_value_at(raw, match['path'])))}"
+    path, value = match["path"].lstrip("."), _value_at(raw, match["path"])
+    rule = _rule(message[: match.start()], struct, path)
+    if value is None and _GOT_TYPE.search(rule):
+        return f"{path}: {rule}"
+    return f"{path}: {_GOT_TYPE.sub('', rule)}, got {masked(repr(value))}"
+
+
+def _rule(rule: str, struct: type, path: str) -> str:
+    """msgspec's words for a rule, in ours where its own leave the reader to guess."""
+    if NAME_PATTERN in rule:
+        return NAME_RULE
+    if rule.startswith("Invalid ") and (allowed := _values_at(struct, path)):
+        return f"must be one of {', '.join(map(repr, allowed))}"
+    return rule
 
 
 def _value_at(raw: Any, path: str) -> Any:
@@ -95,13 +115,33 @@ def _value_at(raw: Any, path: str) -> Any:
 
 def _fields_at(struct: type, path: str) -> list[str]:
     """Names of the struct that `path` leads to, through nested structs and lists of them."""
+    info = _struct_info(_info_at(struct, path))
+    return [field.encode_name for field in info.fields] if info else []
+
+
+def _values_at(struct: type, path: str) -> list[Any]:
+    """What may stand where `path` leads: the values of a literal, or the tags of a union of structs."""
+    parent, _, key = path.rpartition(".")
+    tagged = [option for option in _options(_info_at(struct, parent)) if getattr(option, "tag_field", None) == key]
+    options = _options(_info_at(struct, path))
+    literals = [value for option in options if isinstance(option, msgspec.inspect.LiteralType) for value in option.values]
+    return sorted([option.tag for option in tagged] or literals)
+
+
+def _info_at(struct: type, path: str) -> Any:
     info: Any = msgspec.inspect.type_info(struct)
     for key, _ in _PATH_STEP.findall("." + path if path else ""):
-        info = _struct_info(info)
-        field = next((field for field in info.fields if field.encode_name == key), None) if info and key else None
-        info = field.type if field else info
-    info = _struct_info(info)
-    return [field.encode_name for field in info.fields] if info else []
+        if key:
+            found = _struct_info(info)
+            field = next((field for field in found.fields if field.encode_name == key), None) if found else None
+            info = field.type if field else found
+        else:
+            info = getattr(info, "item_type", info)
+    return info
+
+
+def _options(info: Any) -> list[Any]:
+    return list(getattr(info, "types", (info,)))
 
 
 def _struct_info(info: Any) -> Any:

@@ -61,8 +61,10 @@ ERROR_BY_CODE: dict[str | None, type[WeightUpdateError]] = {"group_stale": Group
 class HubClient:
     """Raises: EngineError if the hub cannot be reached, WeightUpdateError with the hub's sentence if it refuses."""
 
-    def __init__(self, address: str, *, timeout_s: float) -> None:
+    def __init__(self, address: str, *, timeout_s: float, run_id: str | None = None) -> None:
+        """Args: run_id: the hub refuses weights of a run that it does not serve; None is not compared."""
         self._address = address
+        self._run_id = run_id
         self._client = httpx.Client(base_url=address, timeout=httpx.Timeout(timeout_s, connect=10.0), trust_env=False)
 
     def close(self) -> None:
@@ -72,7 +74,8 @@ class HubClient:
         return self._call("GET", "/engines", list[EngineReply])
 
     def form_group(self, *, epoch: str, master_address: str, master_port: int, backend: str) -> WeightGroupReply:
-        body = {"epoch": epoch, "master_address": master_address, "master_port": master_port, "backend": backend}
+        master = {"master_address": master_address, "master_port": master_port, "backend": backend}
+        body = {"epoch": epoch, **master, "run_id": self._run_id}
         return self._call("POST", "/weight_groups", WeightGroupReply, body)
 
     def wait_group_ready(self, group_name: str) -> None:

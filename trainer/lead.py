@@ -86,8 +86,9 @@ class Lead:
                 "give the directory that has it, or begin a new run with another run.id"
             ) from error
         self._evaluations.resume(version)
-        if num_again:
-            self._tracker.note(f"resuming at version {version}; {num_again} groups trained after it are trained again")
+        if version or num_again:
+            again = f"; {num_again} groups trained after it are trained again" if num_again else ""
+            self._tracker.note(f"resuming from the checkpoint of version {version}{again}")
 
     def next_batch(self, version: int, num_ranks: int) -> Batch | None:
         """The batch of the update of `version`; None once stopped."""

@@ -94,7 +94,7 @@ def _lead(
     tracker = stack.enter_context(ConsoleTracker(trainer.num_updates))
     reading = stack.enter_context(impatient_client(configuration.redis.url))
     pusher = WeightPusher(
-        HubClient(configuration.inference_hub.address, timeout_s=trainer.weight_push.timeout_s),
+        HubClient(configuration.inference_hub.address, timeout_s=trainer.weight_push.timeout_s, run_id=configuration.run.id),
         trainer.weight_push,
         dtype=getattr(torch, configuration.engines.dtype),
         device=device,

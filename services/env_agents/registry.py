@@ -1,6 +1,5 @@
 """The environments of a run: their specs live in Redis, shared by all agent processes; each process loads them for itself."""
 
-import difflib
 import logging
 from collections.abc import Mapping
 from typing import Any, cast
@@ -68,12 +67,10 @@ class EnvironmentRegistry:
         return name in self._encoded_by_name
 
     def get(self, name: str) -> RegisteredEnvironment:
-        """Raises: UnknownEnvironmentError that names the closest."""
+        """Raises: UnknownEnvironmentError that names a close one, or all."""
         if name in self._loaded_by_name:
             return self._loaded_by_name[name]
-        closest = difflib.get_close_matches(name, self._loaded_by_name, n=1, cutoff=0.3)
-        known = ", ".join(sorted(self._loaded_by_name)) or "none yet"
-        hint = f"did you mean {closest[0]!r}?" if closest else f"registered: {known}"
+        hint = strict_yaml.hint(name, self._loaded_by_name, otherwise="registered")
         raise UnknownEnvironmentError(f"no environment is named {name!r}; {hint}")
 
     async def register(self, spec: EnvironmentSpec) -> RegisteredEnvironment:
@@ -101,9 +98,11 @@ class EnvironmentRegistry:
         await self.refresh()
         spec = self.get(name).spec
         if unknown := [key for key in changes if key not in PATCHABLE]:
+            remedy = "leave it out, or DELETE the environment and register it anew"
+            if not set(unknown) & set(EnvironmentSpec.__struct_fields__):
+                remedy = strict_yaml.hint(unknown[0], PATCHABLE, otherwise="known keys")
             raise ConfigurationError(
-                f"of an environment only {', '.join(PATCHABLE)} can be changed, got {', '.join(unknown)}; leave it out, or DELETE "
-                "the environment and register it anew"
+                f"of an environment only {', '.join(PATCHABLE)} can be changed, got {', '.join(unknown)}; {remedy}"
             )
         raw = msgspec.to_builtins(spec)
         for key, value in changes.items():

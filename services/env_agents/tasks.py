@@ -91,7 +91,10 @@ def open_tasks(spec: Tasks, *, seed: int, in_file_order: bool = False) -> TaskSo
 def _read_table(spec: ParquetTasks) -> Table:
     path = Path(spec.path)
     if not path.is_file():
-        raise ConfigurationError(f"tasks.path must be a Parquet file, got {spec.path!r}, which does not exist")
+        raise ConfigurationError(
+            f"tasks.path must be a Parquet file, got {spec.path!r}, and there is no {str(path.absolute())!r} where the agents run; put it "
+            "there, in a composed stack under examples/, which its agents read"
+        )
     try:
         table = _read(path)
     except Exception as error:  # arro3 raises no type of its own.

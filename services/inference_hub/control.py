@@ -110,6 +110,7 @@ def weight_routes(hub: Hub) -> APIRouter:
     @routes.post("/weight_groups", responses=refusals(refusal_examples.FORM_GROUP))
     async def form_weight_group(new: NewWeightGroup) -> WeightGroupDescription:
         """Starts a process group of the trainer and all live engines. Join it as rank 0, then POST …/ready."""
+        hub.require_run(new.run_id)
         master = Master(new.master_address, new.master_port, new.backend)
         return _describe_group(await updates.form_group(new.epoch, master))
 
@@ -165,6 +166,7 @@ def health_routes(hub: Hub) -> APIRouter:
         registry = hub.registry
         states = Counter(str(engine.state(registry.in_force)) for engine in registry.by_id.values())
         return Status(
+            run=hub.run_id,
             version=registry.in_force.version,
             epoch=registry.in_force.epoch,
             engines=dict(states),

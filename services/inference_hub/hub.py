@@ -30,6 +30,10 @@ class UnknownEngineError(HeadraceError):
     """No engine is registered under this id."""
 
 
+class OtherRunError(HeadraceError):
+    """A trainer of another run."""
+
+
 class EngineBusyError(HeadraceError):
     """The engine is part of a weight update that runs."""
 
@@ -40,6 +44,7 @@ class Hub:
     def __init__(self, configuration: Configuration, redis: Redis, tasks: asyncio.TaskGroup) -> None:
         section = configuration.inference_hub
         self._tasks = tasks
+        self.run_id = configuration.run.id
         self._drain_timeout_s = section.generate_timeout_s
         self.gate = Gate()
         self.registry = EngineRegistry(redis, Keys(configuration.run.id), self.gate)
@@ -87,6 +92,14 @@ class Hub:
         if kept is engine:
             self._tasks.create_task(self.prober.watch(engine))
         return kept, kept is engine
+
+    def require_run(self, run_id: str | None) -> None:
+        """Raises: OtherRunError if a trainer gives another run's id: its weights would replace those that this run's agents use."""
+        if run_id not in (None, self.run_id):
+            raise OtherRunError(
+                f"a trainer must be of the hub's run, {self.run_id!r}, got one of {run_id!r}; give hub, agents and trainer the "
+                "same run.id in their run files, and restart those that have another one"
+            )
 
     def drain(self, engine_id: str) -> Engine:
         """Takes an engine out of routing; it is forgotten once it is idle."""

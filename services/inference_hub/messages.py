@@ -50,6 +50,7 @@ class NewWeightGroup(Message):
     master_address: str = Field(min_length=1, description="Where the trainer's rank 0 listens.", examples=["10.0.0.2"])
     master_port: int = Field(ge=1, le=65535, examples=[29_600])
     backend: Literal["gloo", "nccl"] = Field(examples=["nccl"])
+    run_id: str | None = Field(default=None, description="The trainer's run.id; refused unless the hub's.", examples=["demo"])
 
 
 class GroupMember(Message):
@@ -116,6 +117,7 @@ class Readiness(Message):
 class Status(Message):
     """The hub at one instant."""
 
+    run: str = Field(description="The run it serves, by run.id.", examples=["demo"])
     version: int = Field(description="The policy version in force.", examples=[12])
     epoch: str = Field(description="Names the trainer that pushed it.", examples=["1763-a41f"])
     engines: dict[str, int] = Field(description="Number of engines by state.", examples=[{"ready": 2}])

@@ -36,8 +36,13 @@ def run(directory: Path, *, seed: int, overrides: Sequence[str]) -> int:
     """Returns the exit status. Raises: HeadraceError with the sentence to show."""
     started = time.monotonic()
     console = printing.console()
-    _make_room(directory, console)
-    run_file = _write_run_file(directory)
+    try:
+        _make_room(directory, console)
+        run_file = _write_run_file(directory)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--directory must be one that can be made and renamed, got {directory}: {error.strerror}; give another one"
+        ) from error
     _make_policy(directory / "policy", seed)
     configuration = load(run_file, overrides=(*OVERRIDES, f"run.seed={seed}", *overrides), environment_variables={})
     with DemoDisplay(console, directory, num_updates=configuration.trainer.num_updates) as display:

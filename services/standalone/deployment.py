@@ -65,7 +65,7 @@ def plan(configuration: Configuration, *, has_external_redis: bool) -> Deploymen
         _require_redis(redis_section)
     else:
         port = redis_port(redis_section.url) or next(ports)
-        require_free("the port of redis.url", LOOPBACK, port)
+        require_free("the port of redis.url", LOOPBACK, port, to_choose=f"redis.url=redis://{LOOPBACK}:0/0")
         redis_section = msgspec.structs.replace(redis_section, url=with_port(redis_section.url, port))
     hub = msgspec.structs.replace(hub, port=hub.port or next(ports))
     require_free("inference_hub.port", hub.host, hub.port)

@@ -21,8 +21,11 @@ def free_ports(count: int) -> list[int]:
         return [listener.getsockname()[1] for listener in sockets]
 
 
-def require_free(key: str, host: str, port: int) -> None:
-    """Raises: ConfigurationError if a process listens on `port` already, or `host` is not an address of this machine."""
+def require_free(key: str, host: str, port: int, *, to_choose: str = "") -> None:
+    """`to_choose` is the setting that has one chosen, if that is not `key`=0.
+
+    Raises: ConfigurationError if a process listens on `port` already, or `host` is not an address of this machine.
+    """
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -30,5 +33,5 @@ def require_free(key: str, host: str, port: int) -> None:
         except OSError as error:
             raise ConfigurationError(
                 f"{key} must be a free port of this machine, got {host}:{port} ({error.strerror}); stop what listens there, "
-                f"or set {key}=0 to have one chosen"
+                f"or pass --set {to_choose or key + '=0'} to have one chosen"
             ) from error

@@ -64,6 +64,10 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def printable(text: str) -> str:
     """`text` with its control characters spelt out, so that what a policy wrote cannot steer a terminal."""
     return "".join(repr(character)[1:-1] if _is_control(character) else character for character in text)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 from rich.text import Text
 
-from services.standalone.printing import one_line, printable
+from services.standalone.printing import counted, one_line, printable
 from services.standalone.stream_reader import Entry
 from services.standalone.token_text import Decoder
 from shared.trajectory import Outcome, Timings, ToolCall, Trajectory, Turn
@@ -100,7 +100,7 @@ def transcript(shown: Rollout | UnreadableRecord) -> Text:
     _say(text, "context", shown.prompt)
     for number, turn in enumerate(shown.turns, start=1):
         reward = f", reward {turn.reward:g}" if turn.reward else ""
-        _say(text, "turn", f"{number}: {turn.num_sampled_tokens} tokens, {_version_words(turn.versions)}{reward}")
+        _say(text, "turn", f"{number}: {counted(turn.num_sampled_tokens, 'token')}, {_version_words(turn.versions)}{reward}")
         _say(text, "policy", turn.sampled)
         for call in turn.tool_calls:
             _say(text, "tool", f"{call.name} {call.arguments} took {call.seconds:.3f} s{', an error' if call.is_error else ''}")
@@ -135,8 +135,8 @@ def _heading(shown: Rollout) -> str:
         f"reward {shown.reward:g}" + (f" ({parts})" if parts else ""),
         shown.outcome,
         _version_words(shown.versions),
-        f"{len(shown.turns)} turns",
-        f"{shown.num_tokens} tokens, {shown.num_sampled_tokens} sampled",
+        counted(len(shown.turns), "turn"),
+        f"{counted(shown.num_tokens, 'token')}, {shown.num_sampled_tokens} sampled",
         shown.trajectory_id,
     )
     return " · ".join(facts)

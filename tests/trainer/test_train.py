@@ -169,7 +169,7 @@ def test_stopped_it_saves_killed_it_resumes_and_no_group_trains_twice(start, run
     last = stopped_at + 6
     status, output, errors = finished(start(run_file, f"trainer.num_updates={last}"))
     assert status == 0, errors
-    assert f"resuming at version {stopped_at}" in output
+    assert f"resuming from the checkpoint of version {stopped_at}" in output
     trained = living_lineage(run_file.parent)
     assert sorted(trained) == list(range(1, last + 1))
     counts = Counter(group for groups in trained.values() for group in groups)

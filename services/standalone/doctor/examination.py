@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from services.standalone import printing
@@ -44,7 +43,7 @@ def run(run_file: Path | None, overrides: Sequence[str], *, as_json: bool) -> in
     if as_json:
         printing.as_json(report)
     else:
-        console.print(table(console, report))
+        console.print(lines(report))
     return 1 if report.num_problems else 0
 
 
@@ -68,10 +67,11 @@ def examine_machine(configuration: Configuration | None, progress: Progress) -> 
     else:
         rows = packages.check(installed, engine_version=configuration.inference_hub.engine_version)
     progress("GPUs")
-    rows += gpus.check(gpus.look(has_torch="torch" in installed.version_by_name), configuration)
+    has_torch = "torch" in installed.version_by_name
+    rows += gpus.check(gpus.look(has_torch=has_torch), configuration)
     progress("memory and disk")
     written = run_directory.look(Path(configuration.run.directory if configuration else "."))
-    rows += machine.check(machine.look(written.existing), needs_compiler=installed.compiles)
+    rows += machine.check(machine.look(written.existing), has_torch=has_torch, needs_compiler=installed.compiles)
     progress("Docker")
     return [*rows, machine.check_docker(machine.look_at_docker())]
 
@@ -98,20 +98,17 @@ def examine_run(configuration: Configuration, progress: Progress) -> list[Findin
     return rows
 
 
-def table(console: Console, report: Report) -> RenderableType:
-    """Columns on a terminal; elsewhere a line each, with what to do only where there is something to do."""
+def lines(report: Report) -> Text:
+    """A line each, with what to do only where there is something to do."""
     num_ok = _count(report.findings, Severity.OK)
     summary = f"problems: {report.num_problems}, warnings: {report.num_warnings}, ok: {num_ok}"
-    if console.is_terminal:
-        rows = [(one.severity, one.check, one.found, one.rule, one.remedy) for one in report.findings]
-        styles = [STYLE_BY_SEVERITY[one.severity] for one in report.findings]
-        return Group(printing.table(console, ("", "check", "found", "rule", "what to do"), rows, styles=styles), Text(summary))
-    return Text("\n".join([*map(_line, report.findings), summary]))
+    return Text("\n").join([*map(_line, report.findings), Text(summary)])
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: Finding) -> Text:
     words = f"{finding.check}: {finding.found} ({finding.rule})"
-    return f"{finding.severity:<8} " + printing.one_line(f"{words}; {finding.remedy}" if finding.remedy else words)
+    said = printing.one_line(f"{words}; {finding.remedy}" if finding.remedy else words)
+    return Text.assemble((f"{finding.severity:<8} ", STYLE_BY_SEVERITY[finding.severity]), said)
 
 
 def _count(findings: Sequence[Finding], severity: Severity) -> int:

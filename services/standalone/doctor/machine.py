@@ -73,20 +73,22 @@ def look_at_docker() -> Docker:
     )
 
 
-def check(machine: Machine, *, needs_compiler: bool) -> list[Finding]:
+def check(machine: Machine, *, has_torch: bool, needs_compiler: bool) -> list[Finding]:
+    """Shared memory has a row only where something uses it."""
+    shared_memory = _check_bytes(
+        "shared memory",
+        machine.shared_memory_bytes,
+        MIN_SHARED_MEMORY_GIB,
+        f"in {SHARED_MEMORY}",
+        "start the container with --shm-size=8g, or shm_size in its Compose file",
+    )
     return [
         _at_least("cores", machine.num_cores, MIN_CORES, "", "give the machine or container more cores"),
         *_check_bytes(
             "memory", machine.memory_bytes, MIN_MEMORY_GIB, "free memory", "stop other programs, or use a larger machine"
         ),
         *_check_bytes("disk", machine.disk_bytes, MIN_DISK_GIB, f"free at {machine.disk}", "make room, or set run.directory"),
-        *_check_bytes(
-            "shared memory",
-            machine.shared_memory_bytes,
-            MIN_SHARED_MEMORY_GIB,
-            f"in {SHARED_MEMORY}",
-            "start the container with --shm-size=8g, or shm_size in its Compose file",
-        ),
+        *(shared_memory if has_torch else []),
         _check_compiler(machine.compiler, needs_compiler=needs_compiler),
         _check_clock(machine.time_s),
     ]
@@ -96,7 +98,7 @@ def check_docker(docker: Docker) -> Finding:
     """Never more than a warning: `headrace up` needs no Docker."""
     rule = "Docker with Compose 2 is for running the services in containers, and for nothing else"
     if not docker.has_client:
-        return warning("docker", "not installed", rule, "install it, if you want containers")
+        return ok("docker", "not installed", "only for running the services in containers")
     if docker.engine is None:
         remedy = "start the engine, or let this user use it"
         return warning("docker", f"no engine answers: {docker.problem}", rule, remedy)

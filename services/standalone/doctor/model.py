@@ -54,7 +54,7 @@ def check(model: Model, renderer: str) -> list[Finding]:
 
 def _check_weights(model: Model, rule: str) -> Finding:
     if model.num_weight_files:
-        return ok("model", f"{model.directory}, weights in {model.num_weight_files} files", rule)
+        return ok("model", f"{model.directory}, weights in {printing.counted(model.num_weight_files, 'file')}", rule)
     remedy = "download its weights, if engines or the trainer are to run on this machine"
     return warning("model", f"no weights in {model.directory}", rule, remedy)
 

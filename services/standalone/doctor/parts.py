@@ -61,7 +61,7 @@ def check(part: Part, *, is_run_up: bool) -> Finding:
 def look_at_hub(address: str) -> Part:
     def asked(api: ServiceApi) -> str:
         status = api.get("/status")
-        return f"version {status['version']}, {status['engines'].get('ready', 0)} engines ready"
+        return f"version {status['version']}, {printing.counted(status['engines'].get('ready', 0), 'engine')} ready"
 
     return _look("hub", "inference_hub.port", address, asked)
 
@@ -69,7 +69,7 @@ def look_at_hub(address: str) -> Part:
 def look_at_agents(address: str) -> Part:
     def asked(api: ServiceApi) -> str:
         books = api.get("/status")["books"]
-        return f"{books['running']} groups running, {books['ready']} ready, {books['trained']} trained"
+        return f"{printing.counted(books['running'], 'group')} running, {books['ready']} ready, {books['trained']} trained"
 
     return _look("agents", "env_agents.port", address, asked)
 

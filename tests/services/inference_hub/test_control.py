@@ -74,3 +74,13 @@ async def test_metrics_count_calls_and_show_engines(serve_hub, start_engine):
     assert "headrace_hub_output_tokens_total 3.0" in text
     assert 'headrace_hub_engines{state="ready"} 1.0' in text
     assert "headrace_hub_policy_version 0.0" in text
+
+
+async def test_a_trainer_of_another_run_is_refused_before_it_touches_an_engine(serve_hub, start_engine, listening_port):
+    engine = await start_engine()
+    async with serve_hub(engine.url) as served:
+        master = {"epoch": "e", "master_address": "127.0.0.1", "master_port": listening_port, "backend": "gloo"}
+        status, refusal = await served.post("/weight_groups", {**master, "run_id": "another"})
+        assert (status, refusal["code"]) == (409, "other_run")
+        assert f"must be of the hub's run, '{served.hub.run_id}', got one of 'another'" in refusal["detail"]
+        assert (await served.get("/status"))[1]["weight_group"] is None
