@@ -16,14 +16,39 @@ class SeedTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     count: PositiveInt = 1_000_000
 
 
-class ParquetTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="parquet"):
-    """Tasks are the rows of a Parquet file, in an order shuffled anew each epoch. The environment gets the row as a dict."""
+class DatasetColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a row keeps what it is about; a dot leads into a nested column. The defaults are verl's."""
+
+    prompt: str = "prompt"
+    """Chat messages, the JSON of chat messages, or text, which becomes one message of the user. Rows may lack it where the
+    environment writes the prompt itself."""
+    answer: str = "reward_model.ground_truth"
+    """The ground truth that rewards compare with; null where a row has none."""
+
+
+class DatasetTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
+    """Tasks are the rows of a file, in an order shuffled anew each epoch. The environment gets the whole row as a dict."""
 
     path: str
     shuffle: bool = True
+    columns: DatasetColumns = DatasetColumns()
+    max_prompt_length: PositiveInt | None = None
+    """Tokens that a row's prompt may have, in the run's chat format and with the environment's tools; null sets no limit."""
+    filter_overlong_prompts: bool = True
+    """Leaves out rows whose prompt is longer; false refuses a dataset that has any."""
+    max_bad_rows: Annotated[int, Meta(ge=0)] = 10
+    """Rows that cannot be read are left out and counted; a dataset with more of them is refused."""
 
 
-Tasks = SeedTasks | ParquetTasks
+class ParquetTasks(DatasetTasks, frozen=True, forbid_unknown_fields=True, tag="parquet"):
+    """Tasks are the rows of a Parquet file, in an order shuffled anew each epoch."""
+
+
+class JsonlTasks(DatasetTasks, frozen=True, forbid_unknown_fields=True, tag="jsonl"):
+    """Tasks are the lines of a file, each a JSON object, in an order shuffled anew each epoch."""
+
+
+Tasks = SeedTasks | ParquetTasks | JsonlTasks
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

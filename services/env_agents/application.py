@@ -62,7 +62,7 @@ async def run(configuration: Configuration) -> None:
         ledger = AdmissionLedger(client, keys)
         rollout = configuration.rollout
         await ledger.configure(async_generation_ratio=rollout.async_generation_ratio, batch_groups=rollout.rollout_batch_size)
-        loader = EnvironmentLoader(session, import_allowlist=section.import_allowlist, seed=configuration.run.seed)
+        loader = EnvironmentLoader(session, renderer, import_allowlist=section.import_allowlist, seed=configuration.run.seed)
         registry = EnvironmentRegistry(client, keys, loader)
         for spec in section.environments:
             await registry.declare(spec)

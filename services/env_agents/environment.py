@@ -18,23 +18,16 @@ One object lives for one episode: open → reset → step until done → close. 
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NotRequired, TypedDict
+from typing import Any, ClassVar
 
 import msgspec
 
+from services.env_agents.chat import Message
 from services.env_agents.tasks import Task
 from services.env_agents.tools import Tool, ToolError, tool, tools_of
 from shared.trajectory import ToolCall
 
 __all__ = ["Action", "Environment", "Message", "RequestedCall", "Step", "Task", "ToolError", "tool"]
-
-
-class Message(TypedDict):
-    """What the environment says, as chat templates expect it. `name` is the tool's, in a tool message."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
-    name: NotRequired[str]
 
 
 class RequestedCall(msgspec.Struct, frozen=True):
@@ -72,6 +65,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 class Environment:
     """Base of every environment. Subclasses write `reset`, and either `score` with `@tool` methods, or `step`."""
+
+    needs_prompts: ClassVar[bool] = False
+    """Whether `reset` takes its messages from `task.prompt`, so that a row without a prompt cannot be a task."""
 
     _tools: ClassVar[Mapping[str, Tool]] = {}
 

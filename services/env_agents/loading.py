@@ -1,18 +1,21 @@
 """From what a user says about an environment to something that makes one for each episode."""
 
 import asyncio
+import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
+from services.env_agents.datasets import DatasetCounts, TaskOpener
 from services.env_agents.environment import Environment
 from services.env_agents.openenv import OpenEnvServer
-from services.env_agents.tasks import TaskSource, open_tasks
+from services.env_agents.rendering import ChatRenderer
+from services.env_agents.tasks import TaskSource
 from shared.environment_spec import EnvironmentSpec
 from shared.errors import ConfigurationError
 
@@ -31,15 +34,19 @@ class LoadedEnvironment:
     create: EnvironmentFactory
     tasks: TaskSource
     evaluation_tasks: TaskSource | None
+    dataset: DatasetCounts | None
+    """Of the rows that `tasks` come from."""
 
 
 class EnvironmentLoader:
     """Imports classes, reaches servers and opens datasets."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, import_allowlist: Sequence[str], seed: int) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, renderer: ChatRenderer, *, import_allowlist: Sequence[str], seed: int
+    ) -> None:
         self._session = session
         self._import_allowlist = import_allowlist
-        self._seed = seed
+        self._tasks = TaskOpener(renderer.prompt, seed=seed)
 
     async def load(self, spec: EnvironmentSpec) -> LoadedEnvironment:
         """Raises: ConfigurationError with a sentence if any part of the spec cannot be used."""
@@ -50,14 +57,33 @@ class EnvironmentLoader:
             assert spec.import_path is not None
             check_allowed(spec.import_path, self._import_allowlist)
             create = await asyncio.to_thread(import_environment, spec.import_path, spec.arguments)
-        tasks, evaluation_tasks = await asyncio.to_thread(self._open_tasks, spec)
-        return LoadedEnvironment(spec, create, tasks, evaluation_tasks)
+        tasks, evaluation_tasks = await asyncio.to_thread(self._open_tasks, spec, describe_prompts(create, spec.name))
+        return LoadedEnvironment(spec, create, tasks, evaluation_tasks, self._tasks.counts(tasks))
 
-    def _open_tasks(self, spec: EnvironmentSpec) -> tuple[TaskSource, TaskSource | None]:
-        tasks = open_tasks(spec.tasks, seed=self._seed)
-        if spec.evaluation_tasks is None:
-            return tasks, None
-        return tasks, open_tasks(spec.evaluation_tasks, seed=self._seed, in_file_order=True)
+    def _open_tasks(self, spec: EnvironmentSpec, prompts: "Prompts") -> tuple[TaskSource, TaskSource | None]:
+        open_ = functools.partial(self._tasks.open, tools=prompts.tools, needs_prompts=prompts.are_from_rows)
+        tasks = open_(spec.tasks)
+        return tasks, None if spec.evaluation_tasks is None else open_(spec.evaluation_tasks, in_file_order=True)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What an environment's prompts are made of besides the rows of its dataset."""
+
+    tools: Sequence[Mapping[str, Any]]
+    are_from_rows: bool
+
+
+def describe_prompts(create: EnvironmentFactory, name: str) -> Prompts:
+    """Asks an environment that plays no episode, and so is not opened. Raises: ConfigurationError if none can be made."""
+    try:
+        environment = create()
+        return Prompts(environment.tool_specs(), environment.needs_prompts)
+    except Exception as error:  # Somebody's constructor may raise anything.
+        raise ConfigurationError(
+            f"environment {name!r} must be made by its class and tell of its tools, and raised {type(error).__name__}: {error}; "
+            "correct it or its arguments, and leave what can fail to open or reset"
+        ) from error
 
 
 def check_allowed(import_path: str, allowlist: Sequence[str]) -> None:

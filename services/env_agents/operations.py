@@ -52,6 +52,7 @@ DESCRIBED: Final = {
         "at": "2026-02-03T10:15:00Z",
         "process": "agents-1:7",
     },
+    "dataset": None,
 }
 STATUS: Final = {
     "books": {
