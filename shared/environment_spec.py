@@ -1,5 +1,6 @@
 """What a user says about an environment: in the run file, or in the body of `POST /environments`."""
 
+import re
 from typing import Annotated, Any
 
 import msgspec
@@ -7,6 +8,7 @@ from msgspec import Meta
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
+Retries = Annotated[int, Meta(ge=0)]
 
 
 class SeedTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="seeds"):
@@ -76,6 +78,89 @@ class EnvironmentLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Over all episodes of this environment in one agent process."""
 
 
+class RewardRetries(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often a reward is asked for again, by what went wrong. When that is used up the episode is an environment error."""
+
+    timeout: Retries = 1
+    """There was no answer within timeout_s."""
+    unreachable: Retries = 4
+    """The service could not be connected to, or answered 429, 502, 503 or 504."""
+    error: Retries = 0
+    """The function raised, or the service or the hub refused."""
+    unusable: Retries = 1
+    """The answer is no reward: not a finite number, or the judge named none in range."""
+
+
+class RewardSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
+    """A reward that is added to what the environment itself gave, once an episode has completed."""
+
+    part: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] = "reward"
+    """Its name in the trajectory's reward_parts; parts of its own are named part.name."""
+    weight: float = 1.0
+    """Factor of it and of its parts."""
+    timeout_s: PositiveFloat = 60.0
+    """Deadline of each try."""
+    retries: RewardRetries = RewardRetries()
+
+
+class FunctionReward(RewardSpec, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="function"):
+    """A Python function of the finished episode (`task`, `messages`, `answer`); it returns a number, or {reward, parts}.
+
+    An `async def` runs on the event loop, a plain `def` in a worker thread.
+    """
+
+    import_path: str
+    """`package.module:function`, allowed by `env_agents.import_allowlist`."""
+    arguments: dict[str, Any] = {}
+    """More keyword arguments of the function."""
+
+    def __post_init__(self) -> None:
+        if self.import_path.count(":") != 1:
+            raise ValueError(f"import_path must look like package.module:function, got {self.import_path!r}")
+
+
+class HttpReward(RewardSpec, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="http"):
+    """A service that takes the finished episode by POST, as JSON {task, messages, answer}, and answers {reward, parts}."""
+
+    url: str
+    """Redirects are not followed."""
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"a reward's url must start with http:// or https://, got {self.url!r}")
+
+
+class JudgeReward(RewardSpec, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="judge"):
+    """The model behind the hub reads a prompt about the finished episode; the last number that it names is the reward."""
+
+    prompt: str
+    """What the judge reads as the user's message; {prompt}, {answer}, {ground_truth} and {transcript} are filled in."""
+    pattern: str = r"(-?\d+(?:\.\d+)?)"
+    """Regular expression whose first group is the number."""
+    lowest: float = 0.0
+    """The number that stands for a reward of 0."""
+    highest: float = 10.0
+    """The number that stands for a reward of 1. Numbers outside the two are unusable."""
+    sampling: SamplingParameters = SamplingParameters(max_new_tokens=512)
+    greedy: bool = True
+    """At the most likely token instead of sampling."""
+
+    def __post_init__(self) -> None:
+        if "{answer}" not in self.prompt and "{transcript}" not in self.prompt:
+            raise ValueError("a judge's prompt must contain {answer} or {transcript}; without one it judges nothing")
+        try:
+            num_groups = re.compile(self.pattern).groups
+        except re.error as error:
+            raise ValueError(f"a judge's pattern must be a regular expression, got {self.pattern!r}: {error}") from error
+        if num_groups < 1:
+            raise ValueError(f"a judge's pattern must have a group for the number, got {self.pattern!r}; write it in parentheses")
+        if self.lowest >= self.highest:
+            raise ValueError(f"a judge's lowest must be < highest, got {self.lowest:g} and {self.highest:g}")
+
+
+Reward = FunctionReward | HttpReward | JudgeReward
+
+
 class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One registered environment: where it is, its share of the rollouts, its tasks, sampling and limits.
 
@@ -94,6 +179,8 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     tasks: Tasks = SeedTasks()
     evaluation_tasks: Tasks | None = None
     """Held-out tasks; None means the environment is left out of evaluations."""
+    reward: Reward | None = None
+    """Added to what the environment itself scores; None adds nothing."""
     sampling: SamplingParameters = SamplingParameters()
     limits: EnvironmentLimits = EnvironmentLimits()
 

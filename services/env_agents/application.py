@@ -62,7 +62,8 @@ async def run(configuration: Configuration) -> None:
         ledger = AdmissionLedger(client, keys)
         rollout = configuration.rollout
         await ledger.configure(async_generation_ratio=rollout.async_generation_ratio, batch_groups=rollout.rollout_batch_size)
-        loader = EnvironmentLoader(session, renderer, import_allowlist=section.import_allowlist, seed=configuration.run.seed)
+        hub = GenerationClient(session, configuration.inference_hub.address, stop_token_ids=renderer.stop_token_ids)
+        loader = EnvironmentLoader(session, renderer, hub, import_allowlist=section.import_allowlist, seed=configuration.run.seed)
         registry = EnvironmentRegistry(client, keys, loader)
         for spec in section.environments:
             await registry.declare(spec)
@@ -70,7 +71,6 @@ async def run(configuration: Configuration) -> None:
         metrics = AgentMetrics()
         process = f"{socket.gethostname()}:{os.getpid()}"
         statistics = RunStatistics(client, keys, process=process)
-        hub = GenerationClient(session, configuration.inference_hub.address, stop_token_ids=renderer.stop_token_ids)
         agent = EnvironmentAgent(renderer, hub)
         settings = RolloutSettings(
             run_id=configuration.run.id,

@@ -23,11 +23,12 @@ from typing import Any, ClassVar
 import msgspec
 
 from services.env_agents.chat import Message
+from services.env_agents.rewards import FinishedEpisode
 from services.env_agents.tasks import Task
 from services.env_agents.tools import Tool, ToolError, tool, tools_of
 from shared.trajectory import ToolCall
 
-__all__ = ["Action", "Environment", "Message", "RequestedCall", "Step", "Task", "ToolError", "tool"]
+__all__ = ["Action", "Environment", "FinishedEpisode", "Message", "RequestedCall", "Step", "Task", "ToolError", "tool"]
 
 
 class RequestedCall(msgspec.Struct, frozen=True):

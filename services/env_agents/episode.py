@@ -7,15 +7,17 @@ import math
 import numbers
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 
-from services.env_agents.environment import Environment, Message, Step, Task
+from services.env_agents.environment import Action, Environment, Message, Step, Task
 from services.env_agents.episode_log import EpisodeIdentity, EpisodeLog
 from services.env_agents.generation import GenerationClient, GenerationDeadlineError
 from services.env_agents.rendering import ChatRenderer, PrefixError
+from services.env_agents.rewards import DeclaredReward, FinishedEpisode
 from shared.environment_spec import EnvironmentSpec
 from shared.errors import EpisodeError
 from shared.trajectory import Outcome, ToolCall, Trajectory
@@ -48,10 +50,13 @@ class EnvironmentAgent:
         task: Task,
         identity: EpisodeIdentity,
         *,
+        reward: DeclaredReward | None = None,
         is_greedy: bool = False,
         queued_s: float = 0.0,
     ) -> Trajectory:
         """One episode from start to end; raises nothing but its own cancellation.
+
+        The declared reward is asked for as soon as the environment has completed the episode and is closed.
 
         A CancelledError that nobody asked this task for, and a SystemExit, are the environment's own.
         """
@@ -59,7 +64,9 @@ class EnvironmentAgent:
         log.queued_s = queued_s
         try:
             async with _deadline(spec.limits.episode_timeout_s, "the episode"), _opened(create_environment, log) as environment:
-                await self._play(environment, spec, task, log, is_greedy=is_greedy)
+                finished = await self._play(environment, spec, task, log, is_greedy=is_greedy)
+            if reward is not None:
+                await _add_reward(reward, finished, log)
         except (_Truncated, PrefixError) as ending:
             return log.trajectory(Outcome.TRUNCATED, str(ending))
         except (DeadlineError, GenerationDeadlineError) as error:
@@ -72,7 +79,9 @@ class EnvironmentAgent:
             return log.trajectory(Outcome.ENVIRONMENT_ERROR, traceback.format_exc()[-_DETAIL_CHARACTERS:])
         return log.trajectory(Outcome.COMPLETED, "")
 
-    async def _play(self, environment: Environment, spec: EnvironmentSpec, task: Task, log: EpisodeLog, *, is_greedy: bool) -> None:
+    async def _play(
+        self, environment: Environment, spec: EnvironmentSpec, task: Task, log: EpisodeLog, *, is_greedy: bool
+    ) -> FinishedEpisode:
         limits = spec.limits
         deadline = asyncio.get_running_loop().time() + limits.episode_timeout_s
         async with _timed_in_environment(log, limits.reset_timeout_s, "reset"):
@@ -84,6 +93,7 @@ class EnvironmentAgent:
                 f"the prompt must leave room in limits.max_tokens = {limits.max_tokens}, got {len(prompt_ids)} tokens"
             )
         log.add_context(prompt_ids)
+        conversation: list[Mapping[str, Any]] = list(messages)
         for _ in range(limits.max_turns):
             prompt_ids = log.token_ids.copy()
             started = time.perf_counter()
@@ -105,14 +115,32 @@ class EnvironmentAgent:
             log.environment_s -= step.reward_s
             log.reward_s += step.reward_s
             log.answer_turn(reward=step.reward, reward_parts=step.reward_parts, tool_calls=step.tool_calls)
+            conversation += [_spoken(action), *step.messages]
             if step.done:
-                return
+                return FinishedEpisode(task, conversation, action.text)
             messages = _checked_messages(step.messages)
             added_ids = self._renderer.extend(prompt_ids, generation.token_ids, messages, tools)
             if log.num_tokens + len(added_ids) >= limits.max_tokens:
                 raise _Truncated(f"the episode reached limits.max_tokens = {limits.max_tokens}")
             log.add_context(added_ids)
         raise _Truncated(f"the episode reached limits.max_turns = {limits.max_turns}")
+
+
+async def _add_reward(reward: DeclaredReward, finished: FinishedEpisode, log: EpisodeLog) -> None:
+    started = time.perf_counter()
+    try:
+        scored = await reward.score(finished)
+    finally:
+        log.reward_s += time.perf_counter() - started
+    log.add_reward(scored.reward, scored.parts)
+
+
+def _spoken(action: Action) -> Mapping[str, Any]:
+    """A turn of the policy as a message."""
+    if not action.tool_calls:
+        return {"role": "assistant", "content": action.text}
+    calls = [{"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in action.tool_calls]
+    return {"role": "assistant", "content": action.text, "tool_calls": calls}
 
 
 @asynccontextmanager

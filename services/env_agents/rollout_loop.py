@@ -193,7 +193,7 @@ class RolloutLoop:
         )
         async with environment.slots:
             queued_s = time.perf_counter() - started
-            trajectory = await self._agent.run(loaded.create, loaded.spec, task, identity, queued_s=queued_s)
+            trajectory = await self._agent.run(loaded.create, loaded.spec, task, identity, reward=loaded.reward, queued_s=queued_s)
         await self._record(trajectory)
 
     async def _record(self, trajectory: Trajectory) -> None:

@@ -53,15 +53,15 @@ def test_allowed_packages_cover_what_is_inside_them(import_path):
     check_allowed(import_path, ["examples", "mine.own"])
 
 
-async def test_url_without_server_is_a_sentence(http_session, renderer, unused_tcp_port):
-    loader = EnvironmentLoader(http_session, renderer, import_allowlist=(), seed=0)
+async def test_url_without_server_is_a_sentence(http_session, renderer, client, unused_tcp_port):
+    loader = EnvironmentLoader(http_session, renderer, client, import_allowlist=(), seed=0)
     url = f"ws://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(UnreachableEnvironmentError, match=f"an OpenEnv server must answer at {url}"):
         await loader.load(EnvironmentSpec(name="remote", url=url))
 
 
-async def test_missing_dataset_is_a_sentence(http_session, renderer):
-    loader = EnvironmentLoader(http_session, renderer, import_allowlist=("examples",), seed=0)
+async def test_missing_dataset_is_a_sentence(http_session, renderer, client):
+    loader = EnvironmentLoader(http_session, renderer, client, import_allowlist=("examples",), seed=0)
     spec = EnvironmentSpec(name="c", import_path="examples.calculator:Calculator", tasks=ParquetTasks("none.parquet"))
     with pytest.raises(ConfigurationError, match=r"got 'none\.parquet', which does not exist"):
         await loader.load(spec)

@@ -8,8 +8,10 @@ from shared.errors import ConfigurationError
 
 
 @pytest.fixture
-def another_process(redis_async, keys, http_session, renderer):
-    return EnvironmentRegistry(redis_async, keys, EnvironmentLoader(http_session, renderer, import_allowlist=("examples",), seed=0))
+def another_process(redis_async, keys, http_session, renderer, client):
+    return EnvironmentRegistry(
+        redis_async, keys, EnvironmentLoader(http_session, renderer, client, import_allowlist=("examples",), seed=0)
+    )
 
 
 async def test_registration_reaches_other_processes(registry, another_process, make_spec):

@@ -71,7 +71,7 @@ def started():
 
 
 @pytest.fixture
-def loader(http_session, renderer, gate, started, monkeypatch):
+def loader(http_session, renderer, client, gate, started, monkeypatch):
     """Loads as ever, but each environment's class is the test's own."""
 
     class Gated(Environment):
@@ -83,7 +83,7 @@ def loader(http_session, renderer, gate, started, monkeypatch):
             await gate.wait()
             return 1.0
 
-    loader = EnvironmentLoader(http_session, renderer, import_allowlist=("examples",), seed=0)
+    loader = EnvironmentLoader(http_session, renderer, client, import_allowlist=("examples",), seed=0)
     monkeypatch.setattr("services.env_agents.loading.import_environment", lambda *_: Gated)
     return loader
 
