@@ -1,7 +1,7 @@
 """What a user says about an environment: in the run file, or in the body of `POST /environments`."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -64,16 +64,33 @@ class SamplingParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Tokens a single turn may sample."""
 
 
+class StartRetries(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often an environment that did not start is made anew, by what went wrong before the policy's first turn."""
+
+    timeout: Retries = 1
+    """`open` or `reset` passed its deadline."""
+    unreachable: Retries = 4
+    """A connection was refused or lost. A server that is full is waited for, and spends none."""
+    error: Retries = 0
+    """It raised anything else."""
+
+
 class EnvironmentLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where an episode ends by force. Passing a token or turn limit truncates it; passing a deadline is a timeout."""
 
     max_turns: PositiveInt = 8
     max_tokens: PositiveInt = 4096
     """Prompt, sampled and observation tokens of the whole episode."""
+    open_timeout_s: PositiveFloat = 600.0
+    """Deadline of the wait for what an episode needs before its reset, such as a free place on a server."""
     reset_timeout_s: PositiveFloat = 60.0
     step_timeout_s: PositiveFloat = 60.0
-    """Deadline of one tool call or step, and of the reward."""
+    """Deadline of the answer to one turn: its tool calls, or the environment's own step."""
+    score_timeout_s: PositiveFloat = 60.0
+    """Deadline of `score`, where the environment has no step of its own."""
     episode_timeout_s: PositiveFloat = 3600.0
+    """Deadline from the start to the end, but for the declared reward."""
+    start_retries: StartRetries = StartRetries()
     max_concurrent_episodes: PositiveInt = 1024
     """Over all episodes of this environment in one agent process."""
 
@@ -173,6 +190,8 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     url: str | None = None
     arguments: dict[str, Any] = {}
     """Keyword arguments of the class, or data of every remote reset."""
+    execution: Literal["inline", "thread"] = "inline"
+    """Where a class's methods run: on the event loop that all episodes share, or in threads, for one that blocks or computes."""
     weight: Annotated[float, Meta(ge=0)] = 1.0
     """Share of new groups, relative to the other environments' weights."""
     is_paused: bool = False
@@ -189,5 +208,7 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError(f"environment {self.name!r} must have exactly one of import_path and url")
         if self.import_path is not None and self.import_path.count(":") != 1:
             raise ValueError(f"import_path must look like package.module:Class, got {self.import_path!r}")
+        if self.url is not None and self.execution != "inline":
+            raise ValueError(f"execution {self.execution!r} is for import_path, and {self.name!r} has a url; leave execution out")
         if self.url is not None and not self.url.startswith(("ws://", "wss://", "http://", "https://")):
             raise ValueError(f"url must start with ws://, wss://, http:// or https://, got {self.url!r}")

@@ -77,7 +77,7 @@ class Environment:
         cls._tools = tools_of(cls)
 
     async def open(self) -> None:
-        """Waits for what the episode needs from elsewhere, such as a free place on a server; bounded by the episode's deadline."""
+        """Waits for what the episode needs from elsewhere, such as a free place on a server; bounded by limits.open_timeout_s."""
 
     async def reset(self, task: Task) -> list[Message]:
         """Starts the episode; returns the messages before the policy's first turn."""
@@ -90,6 +90,10 @@ class Environment:
         started = time.perf_counter()
         reward = await self.score(action.text)
         return Step(reward=reward, done=True, reward_s=time.perf_counter() - started)
+
+    def only_scores(self, action: Action) -> bool:
+        """Whether `step` does nothing but `score` this turn, which limits.score_timeout_s bounds, and not limits.step_timeout_s."""
+        return type(self).step is Environment.step and not action.tool_calls
 
     async def score(self, answer: str) -> float:
         """The reward of the final answer."""

@@ -13,6 +13,7 @@ import aiohttp
 
 from services.env_agents.datasets import DatasetCounts, TaskOpener
 from services.env_agents.environment import Environment
+from services.env_agents.environment_threads import EnvironmentThreads, ThreadedEnvironment
 from services.env_agents.generation import GenerationClient
 from services.env_agents.openenv import OpenEnvServer
 from services.env_agents.rendering import ChatRenderer
@@ -63,6 +64,7 @@ class EnvironmentLoader:
         self._client = client
         self._import_allowlist = import_allowlist
         self._tasks = TaskOpener(renderer.prompt, seed=seed)
+        self._threads = EnvironmentThreads()
 
     async def load(self, spec: EnvironmentSpec) -> LoadedEnvironment:
         """Raises: ConfigurationError with a sentence if any part of the spec cannot be used."""
@@ -75,6 +77,8 @@ class EnvironmentLoader:
             create = await asyncio.to_thread(import_environment, spec.import_path, spec.arguments)
         reward = None if spec.reward is None else DeclaredReward(spec.reward, await self._reward_source(spec.reward))
         tasks, evaluation_tasks = await asyncio.to_thread(self._open_tasks, spec, describe_prompts(create, spec.name))
+        if spec.execution == "thread":
+            create = functools.partial(ThreadedEnvironment, create, self._threads)
         return LoadedEnvironment(spec, create, tasks, evaluation_tasks, self._tasks.counts(tasks), reward)
 
     async def _reward_source(self, spec: Reward) -> RewardSource:

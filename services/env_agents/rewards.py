@@ -6,20 +6,16 @@ A reward that cannot be had is an error of the episode, never a zero: the traine
 import asyncio
 import math
 import numbers
-import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
 
+from services.env_agents.retries import RetryBudget
 from services.env_agents.tasks import Task
 from shared.environment_spec import RewardSpec
 from shared.errors import EpisodeError
-
-_FIRST_BACKOFF_S = 0.2
-_LONGEST_BACKOFF_S = 5.0
 
 
 class FinishedEpisode(msgspec.Struct, frozen=True):
@@ -76,20 +72,16 @@ class DeclaredReward:
 
         Raises: EpisodeError when the retries for what went wrong are used up.
         """
-        left = Counter[str](msgspec.structs.asdict(self._spec.retries))
-        backoff_s = _FIRST_BACKOFF_S
+        budget = RetryBudget(self._spec.retries)
         while True:
             try:
                 return self._weighted(checked_score(await self._try(episode)))
             except RewardError as error:
-                if left[error.problem] == 0:
+                if not await budget.spend(error.problem):
                     allowed = getattr(self._spec.retries, error.problem)
                     raise EpisodeError(
                         f"the reward {self._spec.part!r} failed, with retries.{error.problem} = {allowed} used up: {error}"
                     ) from error
-                left[error.problem] -= 1
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
-            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 
     async def _try(self, episode: FinishedEpisode) -> object:
         scope = asyncio.timeout(self._spec.timeout_s)

@@ -50,6 +50,7 @@ BAD_REQUESTS = [
     (*REGISTER, {**CALCULATOR, "name": "x", "arguments": {"digits": 3}}, 422, "arguments must suit examples.calculator:Calculator"),
     (*REGISTER, {"name": "x", "import_path": "os:system"}, 403, "must be inside env_agents.import_allowlist (examples, gymnasium)"),
     (*REGISTER, {"name": "x", "url": "10.0.0.9"}, 422, "url must start with ws://, wss://, http:// or https://, got '10.0.0.9'"),
+    (*REGISTER, {"name": "x", "url": "ws://127.0.0.1:9", "execution": "thread"}, 422, "execution 'thread' is for import_path"),
     (*REGISTER, {"name": "x", "url": "ws://127.0.0.1:9"}, 502, "an OpenEnv server must answer at ws://127.0.0.1:9"),
     (*REGISTER, {**CALCULATOR, "weight": 9}, 409, "exists with another spec; PATCH it"),
     (
@@ -156,6 +157,7 @@ async def test_status_shows_the_books_and_every_process(http, redis_async, keys)
 async def test_metrics_are_prometheus_text(http):
     text = (await http.get("/metrics")).text
     assert "# HELP headrace_agents_episodes_in_flight Episodes that run in this process" in text
+    assert "# TYPE headrace_agents_loop_lag_seconds histogram" in text
 
 
 async def test_evaluations_answer_by_environment(http, hub):

@@ -14,7 +14,7 @@ EPISODE = FinishedEpisode(Task("0", 0, {}), [], "42")
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr("services.env_agents.rewards._FIRST_BACKOFF_S", 0.0)
+    monkeypatch.setattr("services.env_agents.retries._FIRST_WAIT_S", 0.0)
 
 
 class Scripted:

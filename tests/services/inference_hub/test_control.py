@@ -74,3 +74,4 @@ async def test_metrics_count_calls_and_show_engines(serve_hub, start_engine):
     assert "headrace_hub_output_tokens_total 3.0" in text
     assert 'headrace_hub_engines{state="ready"} 1.0' in text
     assert "headrace_hub_policy_version 0.0" in text
+    assert "# TYPE headrace_hub_loop_lag_seconds histogram" in text
