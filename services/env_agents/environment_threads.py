@@ -1,7 +1,9 @@
 """Environments in threads of their own, so that one that blocks or computes does not hold up everybody's event loop.
 
-Each thread runs an event loop for the environments given to it: what one opened in `reset` is on the same loop in `step`. threads and no processes. An environment's state lives as long as its episode, so a process for it needs a protocol for tools, errors,
-cancellation and a process that dies, and that is what an OpenEnv server (`url`) has already.
+Each thread runs an event loop for the environments given to it: what one opened in `reset` is on the same loop in `step`.
+
+There are threads and no processes. An environment's state lives as long as its episode, so a process for it needs a protocol for
+tools, errors, cancellation and a process that dies, and that is what an OpenEnv server (`url`) has already.
 """
 
 import asyncio
