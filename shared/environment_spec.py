@@ -194,6 +194,8 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Where a class's methods run: on the event loop that all episodes share, or in threads, for one that blocks or computes."""
     weight: Annotated[float, Meta(ge=0)] = 1.0
     """Share of new groups, relative to the other environments' weights."""
+    min_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Part of all new groups that it gets at least, whatever the weights; made up for, up to a bound, once it had no place free."""
     is_paused: bool = False
     tasks: Tasks = SeedTasks()
     evaluation_tasks: Tasks | None = None

@@ -352,6 +352,15 @@ async def test_shares_follow_the_weights(run_loop, register, training, records, 
     assert by_environment == {"a": 12, "b": 4}
 
 
+async def test_minimum_share_is_kept_against_the_weights(run_loop, register, training, records, ledger):
+    await register("a", weight=1.0, min_share=0.25)
+    await register("b", weight=99.0)
+    await ledger.configure(async_generation_ratio=1.0, batch_groups=8)
+    await run_loop()
+    await wait_until(lambda: training.books().ready >= 16, description="sixteen groups end")
+    assert Counter({record.group_id: record.environment for record in records()}.values()) == {"a": 4, "b": 12}
+
+
 async def test_paused_environment_starts_nothing_until_it_is_resumed(run_loop, register, training):
     registry = await register(is_paused=True)
     await run_loop()
