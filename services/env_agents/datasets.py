@@ -50,9 +50,10 @@ class TaskOpener:
         self._counts_by_source: weakref.WeakKeyDictionary[TaskSource, DatasetCounts] = weakref.WeakKeyDictionary()
 
     def open(self, spec: Tasks, tools: ToolSpecs, *, needs_prompts: bool, in_file_order: bool = False) -> TaskSource:
-        """The task source of a spec, for an environment with these tools. Blocks for as long as it reads and tokenises.
+        """The task source of a spec. Blocks for as long as it reads and tokenises.
 
         Args:
+            tools: what the policy reads beside a prompt; of no account where prompts are not measured.
             needs_prompts: a row without one cannot be used, as where the environment takes its messages from the row.
             in_file_order: unshuffled, as evaluations read a dataset.
         Raises: ConfigurationError if the dataset cannot be used.
@@ -63,12 +64,11 @@ class TaskOpener:
                     "this environment takes its prompts from a dataset, and tasks are seeds; set tasks.kind to parquet or jsonl"
                 )
             return SeedTaskSource(spec)
-        rows_key = msgspec.json.encode([spec, tools, needs_prompts, in_file_order, _stamp(spec.path)])
-        source = self._source_by_key.get(rows_key)
+        key = msgspec.json.encode([spec, tools, needs_prompts, in_file_order, _stamp(spec.path)])
+        source = self._source_by_key.get(key)
         if source is None:
-            source = self._source_by_key[rows_key] = self._read(
-                spec, tools, needs_prompts=needs_prompts, in_file_order=in_file_order
-            )
+            source = self._read(spec, tools, needs_prompts=needs_prompts, in_file_order=in_file_order)
+            self._source_by_key[key] = source
         return source
 
     def counts(self, source: TaskSource) -> DatasetCounts | None:

@@ -48,7 +48,7 @@ class StartedEnvironment:
 
 
 @asynccontextmanager
-async def started(
+async def started_environment(
     create: Callable[[], Environment], task: Task, limits: EnvironmentLimits, log: EpisodeLog
 ) -> AsyncIterator[StartedEnvironment]:
     """An environment after `reset`, closed afterwards whatever happens. The policy has not acted yet, so a new one is as good.

@@ -12,7 +12,7 @@ import msgspec
 from services.env_agents.deadlines import DeadlineError, deadline
 from services.env_agents.environment import Action, Environment, Message, Task
 from services.env_agents.environment_answers import checked_messages, checked_step
-from services.env_agents.environment_start import StartedEnvironment, started, timed_in_environment
+from services.env_agents.environment_start import StartedEnvironment, started_environment, timed_in_environment
 from services.env_agents.episode_log import EpisodeIdentity, EpisodeLog
 from services.env_agents.generation import GenerationClient, GenerationDeadlineError
 from services.env_agents.rendering import ChatRenderer, PrefixError
@@ -57,7 +57,7 @@ class EnvironmentAgent:
         try:
             async with (
                 deadline(spec.limits.episode_timeout_s, "the episode"),
-                started(create_environment, task, spec.limits, log) as start,
+                started_environment(create_environment, task, spec.limits, log) as start,
             ):
                 finished = await self._play(start, spec, task, log, is_greedy=is_greedy)
             if reward is not None:

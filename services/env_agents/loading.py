@@ -20,7 +20,7 @@ from services.env_agents.rendering import ChatRenderer
 from services.env_agents.reward_sources import FunctionSource, HttpSource, JudgeSource
 from services.env_agents.rewards import DeclaredReward, RewardSource
 from services.env_agents.tasks import TaskSource
-from shared.environment_spec import EnvironmentSpec, HttpReward, JudgeReward, Reward
+from shared.environment_spec import DatasetTasks, EnvironmentSpec, HttpReward, JudgeReward, Reward
 from shared.errors import ConfigurationError
 
 EnvironmentFactory = Callable[[], Environment]
@@ -76,7 +76,7 @@ class EnvironmentLoader:
             check_allowed(spec.import_path, self._import_allowlist)
             create = await asyncio.to_thread(import_environment, spec.import_path, spec.arguments)
         reward = None if spec.reward is None else DeclaredReward(spec.reward, await self._reward_source(spec.reward))
-        tasks, evaluation_tasks = await asyncio.to_thread(self._open_tasks, spec, describe_prompts(create, spec.name))
+        tasks, evaluation_tasks = await asyncio.to_thread(self._open_tasks, spec, describe_prompts(create, spec))
         if spec.execution == "thread":
             create = functools.partial(ThreadedEnvironment, create, self._threads)
         return LoadedEnvironment(spec, create, tasks, evaluation_tasks, self._tasks.counts(tasks), reward)
@@ -103,15 +103,16 @@ class Prompts:
     are_from_rows: bool
 
 
-def describe_prompts(create: EnvironmentFactory, name: str) -> Prompts:
-    """Asks an environment that plays no episode, and so is not opened. Raises: ConfigurationError if none can be made."""
+def describe_prompts(create: EnvironmentFactory, spec: EnvironmentSpec) -> Prompts:
+    """Asks an environment that plays no episode, and so is not opened. Raises: ConfigurationError if it cannot tell."""
+    are_measured = any(isinstance(tasks, DatasetTasks) and tasks.max_prompt_length for tasks in (spec.tasks, spec.evaluation_tasks))
     try:
         environment = create()
-        return Prompts(environment.tool_specs(), environment.needs_prompts)
+        return Prompts(environment.tool_specs() if are_measured else (), environment.needs_prompts)
     except Exception as error:  # Somebody's constructor may raise anything.
         raise ConfigurationError(
-            f"environment {name!r} must be made by its class and tell of its tools, and raised {type(error).__name__}: {error}; "
-            "correct it or its arguments, and leave what can fail to open or reset"
+            f"environment {spec.name!r} must be made, and with tasks.max_prompt_length tell of its tools, before any episode; it "
+            f"raised {type(error).__name__}: {error}; correct it or its arguments, and leave what can fail to open or reset"
         ) from error
 
 

@@ -36,7 +36,8 @@ class FunctionSource:
         try:
             if inspect.iscoroutinefunction(self._function):
                 return await self._function(episode, **self._arguments)
-            return await asyncio.to_thread(self._function, episode, **self._arguments)
+            answer = await asyncio.to_thread(self._function, episode, **self._arguments)
+            return await answer if inspect.isawaitable(answer) else answer
         except Exception as error:  # Somebody's function may raise anything.
             raise RewardError(RewardProblem.ERROR, traceback.format_exc()[-_DETAIL_CHARACTERS:]) from error
 

@@ -38,6 +38,13 @@ async def test_functions_get_the_episode_and_their_arguments():
     assert await FunctionSource(lambda episode, right: float(right in episode.answer), {"right": "43"}).score(EPISODE) == 0.0
 
 
+async def test_plain_function_that_returns_a_coroutine_is_awaited():
+    async def asynchronous(episode):
+        return 0.5
+
+    assert await FunctionSource(lambda episode: asynchronous(episode), {}).score(EPISODE) == 0.5
+
+
 async def test_function_that_blocks_does_not_hold_up_the_loop():
     is_over = threading.Event()
     scoring = asyncio.create_task(FunctionSource(lambda episode: is_over.wait(20), {}).score(EPISODE))
