@@ -72,7 +72,7 @@ def decode(raw: Mapping[str, Any], struct: type[T], *, source: str) -> T:
 def _explain(message: str, raw: Mapping[str, Any], struct: type) -> str:
     if unknown := _UNKNOWN_FIELD.match(message):
         field, path = unknown["field"], (unknown["path"] or "").lstrip(".")
-        known = _fields_at(struct, path)
+        known = _fields_at(struct, path, raw)
         closest = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
         remedy = f"did you mean {closest[0]!r}?" if closest else f"known keys: {', '.join(sorted(known))}"
         return f"unknown key {f'{path}.{field}' if path else field!r}; {remedy}"
@@ -93,24 +93,29 @@ def _value_at(raw: Any, path: str) -> Any:
     return node
 
 
-def _fields_at(struct: type, path: str) -> list[str]:
-    """Names of the struct that `path` leads to, through nested structs and lists of them."""
+def _fields_at(struct: type, path: str, raw: Any) -> list[str]:
+    """Names of the struct that `path` leads to, through nested structs and lists of them; of a union's, the one that `raw` says."""
     info: Any = msgspec.inspect.type_info(struct)
-    for key, _ in _PATH_STEP.findall("." + path if path else ""):
-        info = _struct_info(info)
+    walked = ""
+    for key, index in _PATH_STEP.findall("." + path if path else ""):
+        info = _struct_info(info, _value_at(raw, walked))
         field = next((field for field in info.fields if field.encode_name == key), None) if info and key else None
         info = field.type if field else info
-    info = _struct_info(info)
+        walked += f".{key}" if key else f"[{index}]"
+    info = _struct_info(info, _value_at(raw, walked))
     return [field.encode_name for field in info.fields] if info else []
 
 
-def _struct_info(info: Any) -> Any:
+def _struct_info(info: Any, raw: Any) -> Any:
     if isinstance(info, msgspec.inspect.StructType):
         return info
     inner = getattr(info, "item_type", None) or getattr(info, "value_type", None)
     if inner is not None:
-        return _struct_info(inner)
-    for option in getattr(info, "types", ()):
-        if (found := _struct_info(option)) is not None:
-            return found
-    return None
+        return _struct_info(inner, raw)
+    found = [option for each in getattr(info, "types", ()) if (option := _struct_info(each, raw)) is not None]
+    return next((option for option in found if _is_tagged(option, raw)), found[0] if found else None)
+
+
+def _is_tagged(info: Any, raw: Any) -> bool:
+    """Whether this struct of a union is the one whose tag `raw` has."""
+    return isinstance(raw, Mapping) and info.tag_field is not None and raw.get(info.tag_field) == info.tag
