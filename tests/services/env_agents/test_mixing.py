@@ -63,8 +63,7 @@ def test_minimum_shares_are_kept_over_times_without_places(mix, data):
     """What an environment got, and what it is still owed, make up its minimum share of all groups."""
     credit, counts = {}, Counter()
     num_groups, forgiven = 0, Counter()
-    for _ in range(data.draw(st.integers(1, 60))):
-        full = data.draw(st.sets(st.sampled_from(sorted(mix))))
+    for full in data.draw(st.lists(st.sets(st.sampled_from(sorted(mix))), min_size=1, max_size=60)):
         now = {name: Candidate(each.weight, each.min_share, can_start=name not in full) for name, each in mix.items()}
         choice = next_environment(now, credit)
         if choice is None:

@@ -301,7 +301,8 @@ async def test_deleted_environments_groups_are_cancelled_and_counted(run_loop, r
     loop, _, _ = await run_loop()
     await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
     await registry.delete("test")
-    await wait_until(lambda: training.books().discarded.get("environment_gone") == 4, description="its groups are discarded")
+    # One more may have been admitted while it was being deleted.
+    await wait_until(lambda: training.books().discarded.get("environment_gone", 0) >= 4, description="its groups are discarded")
     assert loop.num_episodes_in_flight == 0
     assert training.books().is_balanced
 
