@@ -23,6 +23,7 @@ OLDEST_VERSION: Final = (6, 2)
 MAX_CLOCK_SKEW_S: Final = 10.0
 """Leases are set and judged by Redis's own clock, so a wrong one on a machine loses nothing. The times it writes into records,
 metrics and last problems are compared with other machines', and beyond this they tell an order that never was."""
+LONGEST_REASON: Final = 300
 
 _logger = logging.getLogger(__name__)
 
@@ -79,22 +80,32 @@ def _judge(reply: Sequence[Any], section: RedisSection, *, local_time_s: float) 
         raise ConfigurationError(f"Redis at {shown}: {'; '.join(problems)}")
 
 
+def refusal(url: str, error: Exception) -> ConfigurationError | None:
+    """What to do about a Redis that does not let us in; None if `error` is about something else, such as that it is away."""
+    if isinstance(error, NoPermissionError):
+        return ConfigurationError(
+            f"the Redis user in redis.url ({redis_address.masked(url)}) must be allowed the run's commands, and is not: {error}; "
+            "allow it INFO, and all commands that are not @dangerous on the keys headrace:*"
+        )
+    return ConfigurationError(_refused(url, error)) if _is_about_password(error) else None
+
+
+def reason(error: Exception) -> str:
+    """Why a Redis does not answer, without a password. Of a paragraph, as protected mode answers with, the first sentence."""
+    words = redis_address.masked(str(error))
+    return words if len(words) <= LONGEST_REASON else words.partition(". ")[0]
+
+
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
     """Errors of the first command as a sentence. None of redis-py's messages has the password."""
-    shown = redis_address.masked(url)
     try:
         yield
-    except NoPermissionError as error:
-        raise ConfigurationError(
-            f"the Redis user in redis.url ({shown}) must be allowed the run's commands, and is not: {error}; "
-            "allow it INFO, and all commands that are not @dangerous on the keys headrace:*"
-        ) from error
     except RedisError as error:
-        if _is_about_password(error):
-            raise ConfigurationError(_refused(url, error)) from error
+        if refused := refusal(url, error):
+            raise refused from error
         raise ConfigurationError(
-            f"redis.url must be a reachable Redis, got {shown!r}: {error}; start it, or set redis.url"
+            f"redis.url must be a reachable Redis, got {redis_address.masked(url)!r}: {reason(error)}; start it, or set redis.url"
         ) from error
 
 

@@ -82,23 +82,23 @@ def hint(name: str, known: Iterable[str], *, otherwise: str) -> str:
 def _explain(message: str, raw: Mapping[str, Any], struct: type) -> str:
     if unknown := _UNKNOWN_FIELD.match(message):
         field, path = unknown["field"], (unknown["path"] or "").lstrip(".")
-        remedy = hint(field, _fields_at(struct, path), otherwise="known keys")
+        remedy = hint(field, _fields_at(struct, path, raw), otherwise="known keys")
         return f"unknown key {f'{path}.{field}' if path else field!r}; {remedy}"
     match = _PATH_SUFFIX.search(message)
     if not match or not match["path"]:
         return message.removesuffix(" - at `$`")
     path, value = match["path"].lstrip("."), _value_at(raw, match["path"])
-    rule = _rule(message[: match.start()], struct, path)
+    rule = _rule(message[: match.start()], struct, path, raw)
     if value is None and _GOT_TYPE.search(rule):
         return f"{path}: {rule}"
     return f"{path}: {_GOT_TYPE.sub('', rule)}, got {masked(repr(value))}"
 
 
-def _rule(rule: str, struct: type, path: str) -> str:
+def _rule(rule: str, struct: type, path: str, raw: Any) -> str:
     """msgspec's words for a rule, in ours where its own leave the reader to guess."""
     if NAME_PATTERN in rule:
         return NAME_RULE
-    if rule.startswith("Invalid ") and (allowed := _values_at(struct, path)):
+    if rule.startswith("Invalid ") and (allowed := _values_at(struct, path, raw)):
         return f"must be one of {', '.join(map(repr, allowed))}"
     return rule
 
@@ -113,30 +113,32 @@ def _value_at(raw: Any, path: str) -> Any:
     return node
 
 
-def _fields_at(struct: type, path: str) -> list[str]:
-    """Names of the struct that `path` leads to, through nested structs and lists of them."""
-    info = _struct_info(_info_at(struct, path))
+def _fields_at(struct: type, path: str, raw: Any) -> list[str]:
+    """Names of the struct that `path` leads to, through nested structs and lists of them; of a union's, the one that `raw` says."""
+    info = _struct_info(_info_at(struct, path, raw), _value_at(raw, "." + path if path else ""))
     return [field.encode_name for field in info.fields] if info else []
 
 
-def _values_at(struct: type, path: str) -> list[Any]:
+def _values_at(struct: type, path: str, raw: Any) -> list[Any]:
     """What may stand where `path` leads: the values of a literal, or the tags of a union of structs."""
     parent, _, key = path.rpartition(".")
-    tagged = [option for option in _options(_info_at(struct, parent)) if getattr(option, "tag_field", None) == key]
-    options = _options(_info_at(struct, path))
+    tagged = [option for option in _options(_info_at(struct, parent, raw)) if getattr(option, "tag_field", None) == key]
+    options = _options(_info_at(struct, path, raw))
     literals = [value for option in options if isinstance(option, msgspec.inspect.LiteralType) for value in option.values]
     return sorted([option.tag for option in tagged] or literals)
 
 
-def _info_at(struct: type, path: str) -> Any:
+def _info_at(struct: type, path: str, raw: Any) -> Any:
     info: Any = msgspec.inspect.type_info(struct)
-    for key, _ in _PATH_STEP.findall("." + path if path else ""):
+    walked = ""
+    for key, index in _PATH_STEP.findall("." + path if path else ""):
         if key:
-            found = _struct_info(info)
+            found = _struct_info(info, _value_at(raw, walked))
             field = next((field for field in found.fields if field.encode_name == key), None) if found else None
             info = field.type if field else found
         else:
             info = getattr(info, "item_type", info)
+        walked += f".{key}" if key else f"[{index}]"
     return info
 
 
@@ -144,13 +146,16 @@ def _options(info: Any) -> list[Any]:
     return list(getattr(info, "types", (info,)))
 
 
-def _struct_info(info: Any) -> Any:
+def _struct_info(info: Any, raw: Any) -> Any:
     if isinstance(info, msgspec.inspect.StructType):
         return info
     inner = getattr(info, "item_type", None) or getattr(info, "value_type", None)
     if inner is not None:
-        return _struct_info(inner)
-    for option in getattr(info, "types", ()):
-        if (found := _struct_info(option)) is not None:
-            return found
-    return None
+        return _struct_info(inner, raw)
+    found = [option for each in getattr(info, "types", ()) if (option := _struct_info(each, raw)) is not None]
+    return next((option for option in found if _is_tagged(option, raw)), found[0] if found else None)
+
+
+def _is_tagged(info: Any, raw: Any) -> bool:
+    """Whether this struct of a union is the one whose tag `raw` has."""
+    return isinstance(raw, Mapping) and info.tag_field is not None and raw.get(info.tag_field) == info.tag

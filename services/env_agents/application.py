@@ -30,6 +30,7 @@ from shared.configuration import Configuration, EnvAgentsSection, RedisSection
 from shared.errors import ConfigurationError
 from shared.keys import Keys
 from shared.ledger import AdmissionLedger
+from shared.loop_lag import watch_loop_lag
 from shared.redis_address import connection_url
 from shared.redis_checks import require_usable_async
 
@@ -62,7 +63,8 @@ async def run(configuration: Configuration) -> None:
         ledger = AdmissionLedger(client, keys)
         rollout = configuration.rollout
         await ledger.configure(async_generation_ratio=rollout.async_generation_ratio, batch_groups=rollout.rollout_batch_size)
-        loader = EnvironmentLoader(session, import_allowlist=section.import_allowlist, seed=configuration.run.seed)
+        hub = GenerationClient(session, configuration.inference_hub.address, stop_token_ids=renderer.stop_token_ids)
+        loader = EnvironmentLoader(session, renderer, hub, import_allowlist=section.import_allowlist, seed=configuration.run.seed)
         registry = EnvironmentRegistry(client, keys, loader)
         for spec in section.environments:
             await registry.declare(spec)
@@ -70,7 +72,6 @@ async def run(configuration: Configuration) -> None:
         metrics = AgentMetrics()
         process = f"{socket.gethostname()}:{os.getpid()}"
         statistics = RunStatistics(client, keys, process=process)
-        hub = GenerationClient(session, configuration.inference_hub.address, stop_token_ids=renderer.stop_token_ids)
         agent = EnvironmentAgent(renderer, hub)
         settings = RolloutSettings(
             run_id=configuration.run.id,
@@ -83,10 +84,10 @@ async def run(configuration: Configuration) -> None:
             run_id=configuration.run.id, registry=registry, agent=agent, hold_rollouts=rollouts.on_hold, decode=renderer.text
         )
         app = create_control(registry, evaluator, rollouts, ledger, metrics, statistics)
-        await _serve(app, section, rollouts)
+        await _serve(app, section, rollouts, metrics)
 
 
-async def _serve(app: object, section: EnvAgentsSection, rollouts: RolloutLoop) -> None:
+async def _serve(app: object, section: EnvAgentsSection, rollouts: RolloutLoop, metrics: AgentMetrics) -> None:
     stop = _stop_on_signals()
     listening = _listen(section.host, section.port)
     config = uvicorn.Config(
@@ -101,6 +102,7 @@ async def _serve(app: object, section: EnvAgentsSection, rollouts: RolloutLoop) 
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve(sockets=[listening]))
         rolling_out = tasks.create_task(rollouts.run())
+        watching = tasks.create_task(watch_loop_lag(metrics.loop_lag.observe))
         await stop.wait()
         _logger.info("stopping: no new groups; what does not end soon is left to other agent processes")
         # An environment that does not let itself be cancelled must not keep the process from ending.
@@ -109,6 +111,7 @@ async def _serve(app: object, section: EnvAgentsSection, rollouts: RolloutLoop) 
         await rolling_out
         server.should_exit = True
         await serving
+        watching.cancel()
 
 
 def _stop_on_signals() -> asyncio.Event:

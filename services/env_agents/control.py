@@ -15,7 +15,7 @@ from services.env_agents.loading import NotAllowedError
 from services.env_agents.messages import EnvironmentDescription, Health, Refusal, Status, describe
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.openenv import UnreachableEnvironmentError
-from services.env_agents.registry import EnvironmentExistsError, EnvironmentRegistry, UnknownEnvironmentError
+from services.env_agents.registry import EnvironmentExistsError, EnvironmentRegistry, RegisteredEnvironment, UnknownEnvironmentError
 from services.env_agents.rollout_loop import REDIS_AWAY, RolloutLoop
 from shared import strict_yaml
 from shared.environment_spec import EnvironmentSpec
@@ -49,9 +49,9 @@ def create_control(
     for error_type in REDIS_AWAY:
         app.add_exception_handler(error_type, _refuse_without_redis)
 
-    async def described(specs: Sequence[EnvironmentSpec]) -> list[EnvironmentDescription]:
-        recent_by_name = await statistics.read([spec.name for spec in specs])
-        return [describe(spec, recent_by_name[spec.name]) for spec in specs]
+    async def described(environments: Sequence[RegisteredEnvironment]) -> list[EnvironmentDescription]:
+        recent_by_name = await statistics.read([environment.spec.name for environment in environments])
+        return [describe(environment, recent_by_name[environment.spec.name]) for environment in environments]
 
     @app.get("/", include_in_schema=False)
     async def root() -> Response:
@@ -60,22 +60,22 @@ def create_control(
     @app.post("/environments")
     async def register(request: Request) -> Response:
         environment = await registry.register(await _body(request, EnvironmentSpec))
-        return _json((await described([environment.spec]))[0], status=201)
+        return _json((await described([environment]))[0], status=201)
 
     @app.get("/environments")
     async def list_environments() -> Response:
         await registry.refresh()
-        return _json(await described([environment.spec for environment in registry.environments.values()]))
+        return _json(await described(list(registry.environments.values())))
 
     @app.get("/environments/{name}")
     async def show(name: str) -> Response:
         await registry.refresh()
-        return _json((await described([registry.get(name).spec]))[0])
+        return _json((await described([registry.get(name)]))[0])
 
     @app.patch("/environments/{name}")
     async def patch(name: str, request: Request) -> Response:
         environment = await registry.patch(name, await _mapping(request))
-        return _json((await described([environment.spec]))[0])
+        return _json((await described([environment]))[0])
 
     @app.delete("/environments/{name}")
     async def delete(name: str) -> Response:

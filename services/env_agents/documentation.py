@@ -13,6 +13,7 @@ from services.env_agents.messages import EnvironmentDescription, Health, Refusal
 from services.env_agents.operations import CHANGES, OPERATIONS, PYTHON_ENVIRONMENT, Operation
 from services.env_agents.registry import PATCHABLE
 from shared.environment_spec import EnvironmentSpec
+from shared.release import VERSION
 
 TITLE: Final = "Headrace environment agents"
 DESCRIPTION: Final = """
@@ -37,7 +38,7 @@ def openapi() -> dict[str, Any]:
         paths.setdefault(path, {})[method] = _operation(path, operation)
     return {
         "openapi": "3.1.0",
-        "info": {"title": TITLE, "version": "1", "description": DESCRIPTION},
+        "info": {"title": TITLE, "version": VERSION, "description": DESCRIPTION},
         "paths": paths,
         "components": {"schemas": _components()},
     }

@@ -18,23 +18,17 @@ One object lives for one episode: open → reset → step until done → close. 
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NotRequired, TypedDict
+from typing import Any, ClassVar
 
 import msgspec
 
+from services.env_agents.chat import Message
+from services.env_agents.rewards import FinishedEpisode
 from services.env_agents.tasks import Task
 from services.env_agents.tools import Tool, ToolError, tool, tools_of
 from shared.trajectory import ToolCall
 
-__all__ = ["Action", "Environment", "Message", "RequestedCall", "Step", "Task", "ToolError", "tool"]
-
-
-class Message(TypedDict):
-    """What the environment says, as chat templates expect it. `name` is the tool's, in a tool message."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
-    name: NotRequired[str]
+__all__ = ["Action", "Environment", "FinishedEpisode", "Message", "RequestedCall", "Step", "Task", "ToolError", "tool"]
 
 
 class RequestedCall(msgspec.Struct, frozen=True):
@@ -73,6 +67,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 class Environment:
     """Base of every environment. Subclasses write `reset`, and either `score` with `@tool` methods, or `step`."""
 
+    needs_prompts: ClassVar[bool] = False
+    """Whether `reset` takes its messages from `task.prompt`, so that a row without a prompt cannot be a task."""
+
     _tools: ClassVar[Mapping[str, Tool]] = {}
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -80,7 +77,7 @@ class Environment:
         cls._tools = tools_of(cls)
 
     async def open(self) -> None:
-        """Waits for what the episode needs from elsewhere, such as a free place on a server; bounded by the episode's deadline."""
+        """Waits for what the episode needs from elsewhere, such as a free place on a server; bounded by limits.open_timeout_s."""
 
     async def reset(self, task: Task) -> list[Message]:
         """Starts the episode; returns the messages before the policy's first turn."""
@@ -93,6 +90,10 @@ class Environment:
         started = time.perf_counter()
         reward = await self.score(action.text)
         return Step(reward=reward, done=True, reward_s=time.perf_counter() - started)
+
+    def only_scores(self, action: Action) -> bool:
+        """Whether `step` does nothing but `score` this turn, which limits.score_timeout_s bounds, and not limits.step_timeout_s."""
+        return type(self).step is Environment.step and not action.tool_calls
 
     async def score(self, answer: str) -> float:
         """The reward of the final answer."""

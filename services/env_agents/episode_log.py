@@ -66,8 +66,14 @@ class EpisodeLog:
 
     def answer_turn(self, *, reward: float, reward_parts: Mapping[str, float], tool_calls: tuple[ToolCall, ...]) -> None:
         """What the environment made of the last turn."""
-        self._turns[-1] = msgspec.structs.replace(self._turns[-1], reward=reward, tool_calls=tool_calls)
-        for name, part in reward_parts.items():
+        self._turns[-1] = msgspec.structs.replace(self._turns[-1], tool_calls=tool_calls)
+        self.add_reward(reward, reward_parts)
+
+    def add_reward(self, reward: float, parts: Mapping[str, float]) -> None:
+        """To the last turn, and to the episode's named parts."""
+        turn = self._turns[-1]
+        self._turns[-1] = msgspec.structs.replace(turn, reward=turn.reward + reward)
+        for name, part in parts.items():
             self._reward_parts[name] = self._reward_parts.get(name, 0.0) + part
 
     def trajectory(self, outcome: Outcome, detail: str) -> Trajectory:

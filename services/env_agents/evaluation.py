@@ -109,7 +109,7 @@ class Evaluator:
         )
         loaded = environment.loaded
         async with environment.slots:
-            return await self._agent.run(loaded.create, loaded.spec, task, identity, is_greedy=request.greedy)
+            return await self._agent.run(loaded.create, loaded.spec, task, identity, reward=loaded.reward, is_greedy=request.greedy)
 
     def _transcript(self, trajectory: Trajectory) -> Transcript:
         text = transcript(trajectory, self._decode)

@@ -1,22 +1,31 @@
 """From what a user says about an environment to something that makes one for each episode."""
 
 import asyncio
+import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
+from services.env_agents.datasets import DatasetCounts, TaskOpener
 from services.env_agents.environment import Environment
+from services.env_agents.environment_threads import EnvironmentThreads, ThreadedEnvironment
+from services.env_agents.generation import GenerationClient
 from services.env_agents.openenv import OpenEnvServer
-from services.env_agents.tasks import TaskSource, open_tasks
-from shared.environment_spec import EnvironmentSpec
+from services.env_agents.rendering import ChatRenderer
+from services.env_agents.reward_sources import FunctionSource, HttpSource, JudgeSource
+from services.env_agents.rewards import DeclaredReward, RewardSource
+from services.env_agents.tasks import TaskSource
+from shared.environment_spec import DatasetTasks, EnvironmentSpec, HttpReward, JudgeReward, Reward
 from shared.errors import ConfigurationError
 
 EnvironmentFactory = Callable[[], Environment]
+
+_ALWAYS_ALLOWED = ("services.env_agents.dataset_environment", "services.env_agents.reward_functions")
 
 
 class NotAllowedError(ConfigurationError):
@@ -31,15 +40,31 @@ class LoadedEnvironment:
     create: EnvironmentFactory
     tasks: TaskSource
     evaluation_tasks: TaskSource | None
+    dataset: DatasetCounts | None
+    """Of the rows that `tasks` come from."""
+    reward: DeclaredReward | None
+    """Added to what the environment scores."""
 
 
 class EnvironmentLoader:
     """Imports classes, reaches servers and opens datasets."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, import_allowlist: Sequence[str], seed: int) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        renderer: ChatRenderer,
+        client: GenerationClient,
+        *,
+        import_allowlist: Sequence[str],
+        seed: int,
+    ) -> None:
+        """Args: renderer, client: the run's chat format and hub, for the lengths of prompts and for judges."""
         self._session = session
+        self._renderer = renderer
+        self._client = client
         self._import_allowlist = import_allowlist
-        self._seed = seed
+        self._tasks = TaskOpener(renderer.prompt, seed=seed)
+        self._threads = EnvironmentThreads()
 
     async def load(self, spec: EnvironmentSpec) -> LoadedEnvironment:
         """Raises: ConfigurationError with a sentence if any part of the spec cannot be used."""
@@ -50,20 +75,51 @@ class EnvironmentLoader:
             assert spec.import_path is not None
             check_allowed(spec.import_path, self._import_allowlist)
             create = await asyncio.to_thread(import_environment, spec.import_path, spec.arguments)
-        tasks, evaluation_tasks = await asyncio.to_thread(self._open_tasks, spec)
-        return LoadedEnvironment(spec, create, tasks, evaluation_tasks)
+        reward = None if spec.reward is None else DeclaredReward(spec.reward, await self._reward_source(spec.reward))
+        tasks, evaluation_tasks = await asyncio.to_thread(self._open_tasks, spec, describe_prompts(create, spec))
+        if spec.execution == "thread":
+            create = functools.partial(ThreadedEnvironment, create, self._threads)
+        return LoadedEnvironment(spec, create, tasks, evaluation_tasks, self._tasks.counts(tasks), reward)
 
-    def _open_tasks(self, spec: EnvironmentSpec) -> tuple[TaskSource, TaskSource | None]:
-        tasks = open_tasks(spec.tasks, seed=self._seed)
-        if spec.evaluation_tasks is None:
-            return tasks, None
-        return tasks, open_tasks(spec.evaluation_tasks, seed=self._seed, in_file_order=True)
+    async def _reward_source(self, spec: Reward) -> RewardSource:
+        if isinstance(spec, HttpReward):
+            return HttpSource(self._session, spec)
+        if isinstance(spec, JudgeReward):
+            return JudgeSource(self._renderer, self._client, spec)
+        check_allowed(spec.import_path, self._import_allowlist)
+        return FunctionSource(await asyncio.to_thread(import_reward, spec.import_path, spec.arguments), spec.arguments)
+
+    def _open_tasks(self, spec: EnvironmentSpec, prompts: "Prompts") -> tuple[TaskSource, TaskSource | None]:
+        open_ = functools.partial(self._tasks.open, tools=prompts.tools, needs_prompts=prompts.are_from_rows)
+        tasks = open_(spec.tasks)
+        return tasks, None if spec.evaluation_tasks is None else open_(spec.evaluation_tasks, in_file_order=True)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What an environment's prompts are made of besides the rows of its dataset."""
+
+    tools: Sequence[Mapping[str, Any]]
+    are_from_rows: bool
+
+
+def describe_prompts(create: EnvironmentFactory, spec: EnvironmentSpec) -> Prompts:
+    """Asks an environment that plays no episode, and so is not opened. Raises: ConfigurationError if it cannot tell."""
+    are_measured = any(isinstance(tasks, DatasetTasks) and tasks.max_prompt_length for tasks in (spec.tasks, spec.evaluation_tasks))
+    try:
+        environment = create()
+        return Prompts(environment.tool_specs() if are_measured else (), environment.needs_prompts)
+    except Exception as error:  # Somebody's constructor may raise anything.
+        raise ConfigurationError(
+            f"environment {spec.name!r} must be made, and with tasks.max_prompt_length tell of its tools, before any episode; it "
+            f"raised {type(error).__name__}: {error}; correct it or its arguments, and leave what can fail to open or reset"
+        ) from error
 
 
 def check_allowed(import_path: str, allowlist: Sequence[str]) -> None:
     """Raises: NotAllowedError unless the module is one of the allowed packages or inside one."""
     module = import_path.partition(":")[0]
-    if not any(module == package or module.startswith(f"{package}.") for package in allowlist):
+    if not any(module == package or module.startswith(f"{package}.") for package in (*allowlist, *_ALWAYS_ALLOWED)):
         raise NotAllowedError(
             f"import_path must be inside env_agents.import_allowlist ({', '.join(allowlist) or 'empty'}), got {import_path!r}; "
             "add its package to the allowlist in the run file"
@@ -75,24 +131,47 @@ def import_environment(import_path: str, arguments: dict[str, Any]) -> Environme
 
     Raises: ConfigurationError if it cannot be imported, is none of these, or does not take the arguments.
     """
-    module_name, _, name = import_path.partition(":")
-    try:
-        target = getattr(importlib.import_module(module_name), name)
-    except AttributeError as error:
-        raise ConfigurationError(
-            f"import_path must name a class that exists, and {module_name} has no {name!r}; correct the name"
-        ) from error
-    except Exception as error:  # Importing somebody's module may raise anything.
-        raise ConfigurationError(
-            f"import_path must name a module that imports, and {import_path!r} failed to import: {type(error).__name__}: {error}; "
-            "correct it, or install what it needs where the agents run"
-        ) from error
+    target = _import(import_path)
     create = _factory(target, import_path, arguments)
     try:
         inspect.signature(target).bind(**arguments)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"arguments must suit {import_path}, got {arguments}: {error}") from error
     return create
+
+
+def import_reward(import_path: str, arguments: dict[str, Any]) -> Callable[..., Any]:
+    """The function of a finished episode that `package.module:name` is.
+
+    Raises: ConfigurationError if it cannot be imported, or does not take an episode and the arguments.
+    """
+    target = _import(import_path)
+    if not callable(target):
+        raise ConfigurationError(
+            f"reward.import_path must name a function, got {import_path!r}, a {type(target).__name__}; correct the name"
+        )
+    try:
+        inspect.signature(target).bind(None, **arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"reward.arguments must suit {import_path}, which gets the finished episode first, got {arguments}: {error}"
+        ) from error
+    return target  # type: ignore[no-any-return]
+
+
+def _import(import_path: str) -> Any:
+    module_name, _, name = import_path.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), name)
+    except AttributeError as error:
+        raise ConfigurationError(
+            f"import_path must name something that exists, and {module_name} has no {name!r}; correct the name"
+        ) from error
+    except Exception as error:  # Importing somebody's module may raise anything.
+        raise ConfigurationError(
+            f"import_path must name a module that imports, and {import_path!r} failed to import: {type(error).__name__}: {error}; "
+            "correct it, or install what it needs where the agents run"
+        ) from error
 
 
 def _factory(target: Any, import_path: str, arguments: dict[str, Any]) -> EnvironmentFactory:

@@ -5,7 +5,9 @@ from typing import Literal
 
 import msgspec
 
+from services.env_agents.datasets import DatasetCounts
 from services.env_agents.episode_statistics import EpisodeProblem, EpisodeStatistics, RecentEpisodes
+from services.env_agents.registry import RegisteredEnvironment
 from shared.environment_spec import EnvironmentSpec
 from shared.ledger import Books
 
@@ -15,6 +17,8 @@ class EnvironmentDescription(EnvironmentSpec, frozen=True, forbid_unknown_fields
 
     statistics: EpisodeStatistics
     last_problem: EpisodeProblem | None
+    dataset: DatasetCounts | None
+    """What this process found in the dataset of `tasks`; null where tasks are seeds."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +47,8 @@ class Refusal(msgspec.Struct, frozen=True):
     """A sentence with the rule, the value that breaks it, and the remedy."""
 
 
-def describe(spec: EnvironmentSpec, recent: RecentEpisodes) -> EnvironmentDescription:
-    fields = msgspec.structs.asdict(spec)
-    return EnvironmentDescription(**fields, statistics=recent.statistics, last_problem=recent.last_problem)
+def describe(environment: RegisteredEnvironment, recent: RecentEpisodes) -> EnvironmentDescription:
+    fields = msgspec.structs.asdict(environment.spec)
+    return EnvironmentDescription(
+        **fields, statistics=recent.statistics, last_problem=recent.last_problem, dataset=environment.loaded.dataset
+    )

@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from shared.loop_lag import LAG_BUCKETS_S
 from shared.trajectory import Trajectory
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
@@ -20,6 +21,12 @@ class AgentMetrics:
         self.redis_failures = self._counter("redis_failures", "Calls to Redis that failed and were or will be repeated")
         self.episodes_in_flight = Gauge(
             "headrace_agents_episodes_in_flight", "Episodes that run in this process", registry=self._registry
+        )
+        self.loop_lag = Histogram(
+            "headrace_agents_loop_lag_seconds",
+            "By how much the event loop is late, looked at ten times a second",
+            buckets=LAG_BUCKETS_S,
+            registry=self._registry,
         )
         self._episodes = self._counter("episodes", "Episodes finished", "environment", "outcome", "receipt")
         self._sampled_tokens = self._counter("sampled_tokens", "Tokens sampled by the policy in finished episodes", "environment")

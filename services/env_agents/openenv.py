@@ -31,7 +31,7 @@ class UnreachableEnvironmentError(ConfigurationError):
     """No OpenEnv server answers at the URL of an environment."""
 
 
-class _ConnectionLostError(EpisodeError):
+class _ConnectionLostError(EpisodeError, ConnectionError):
     """The connection is gone, and the environment's state with it."""
 
 

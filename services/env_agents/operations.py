@@ -38,6 +38,33 @@ GYMNASIUM_ENVIRONMENT: Final = {
     "arguments": {"id": "FrozenLake-v1", "is_slippery": False},
     "limits": {"max_turns": 12},
 }
+DATASET_ENVIRONMENT: Final = {
+    "name": "gsm8k",
+    "import_path": "services.env_agents.dataset_environment:DatasetEnvironment",
+    "tasks": {
+        "kind": "jsonl",
+        "path": "gsm8k/train.jsonl",
+        "columns": {"prompt": "question", "answer": "answer"},
+        "max_prompt_length": 512,
+    },
+    "reward": {"kind": "function", "import_path": "services.env_agents.reward_functions:same_number"},
+}
+JUDGED_ENVIRONMENT: Final = {
+    "name": "polite-calculator",
+    "import_path": "examples.calculator:Calculator",
+    "reward": {
+        "kind": "judge",
+        "part": "politeness",
+        "weight": 0.2,
+        "prompt": "How polite is this answer, from 0 to 10? {answer}\nEnd with `Score:` and the number.",
+        "pattern": r"Score:\s*(\d+)",
+    },
+}
+SERVICE_ENVIRONMENT: Final = {
+    "name": "checked-calculator",
+    "import_path": "examples.calculator:Calculator",
+    "reward": {"kind": "http", "url": "http://10.0.0.10:9100/score", "timeout_s": 20, "retries": {"unreachable": 10}},
+}
 DESCRIBED: Final = {
     **msgspec.to_builtins(msgspec.convert(PYTHON_ENVIRONMENT, EnvironmentSpec)),
     "statistics": {
@@ -52,6 +79,7 @@ DESCRIBED: Final = {
         "at": "2026-02-03T10:15:00Z",
         "process": "agents-1:7",
     },
+    "dataset": None,
 }
 STATUS: Final = {
     "books": {
@@ -120,6 +148,9 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         requests={
             "A Python environment": PYTHON_ENVIRONMENT,
             "A remote OpenEnv environment": OPENENV_ENVIRONMENT,
+            "A dataset with a reward function, and no code": DATASET_ENVIRONMENT,
+            "A reward by a service": SERVICE_ENVIRONMENT,
+            "A reward by a judge": JUDGED_ENVIRONMENT,
             "A Gymnasium environment, with gymnasium in env_agents.import_allowlist": GYMNASIUM_ENVIRONMENT,
         },
         status=201,

@@ -17,7 +17,8 @@ from shared.keys import Keys
 
 _logger = logging.getLogger(__name__)
 
-PATCHABLE = ("is_paused", "weight", "limits", "sampling")
+PATCHABLE = ("is_paused", "weight", "min_share", "limits", "sampling")
+_ROUNDING = 1e-9
 
 
 class UnknownEnvironmentError(HeadraceError):
@@ -135,7 +136,16 @@ class EnvironmentRegistry:
                         _logger.exception("environment %s cannot run in this process", name)
                 self._encoded_by_name[name] = encoded
 
+    def _require_shares(self, spec: EnvironmentSpec) -> None:
+        others = [entry.spec.min_share for name, entry in self._loaded_by_name.items() if name != spec.name]
+        if spec.min_share > 0 and sum(others) + spec.min_share > 1 + _ROUNDING:
+            raise ConfigurationError(
+                f"min_share of all environments together must be at most 1, got {sum(others) + spec.min_share:g} with "
+                f"{spec.min_share:g} for {spec.name!r}; lower it, or that of another"
+            )
+
     async def _put(self, spec: EnvironmentSpec) -> RegisteredEnvironment:
+        self._require_shares(spec)
         registered = await self._load(spec)
         encoded = msgspec.json.encode(spec)
         await self._client.hset(self._keys.environments, spec.name, encoded)

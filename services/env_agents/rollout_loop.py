@@ -16,7 +16,7 @@ from services.env_agents.episode_log import EpisodeIdentity
 from services.env_agents.episode_statistics import RunStatistics
 from services.env_agents.identifiers import uuid7
 from services.env_agents.metrics import AgentMetrics
-from services.env_agents.mixing import next_environment
+from services.env_agents.mixing import Candidate, next_environment
 from services.env_agents.registry import EnvironmentRegistry, RegisteredEnvironment
 from shared.ledger import AdmissionLedger, DiscardReason, GroupRecord, Receipt
 from shared.trajectory import Trajectory
@@ -140,8 +140,12 @@ class RolloutLoop:
     async def _admit_one(self) -> bool:
         """Asks for one place, under a new group id each time: an answer that got lost must not be asked for again."""
         group_size = self._settings.group_size
-        weights = {name: entry.spec.weight for name, entry in self._registry.environments.items() if entry.can_start(group_size)}
-        choice = None if self._num_holds else next_environment(weights, self._credit_by_name)
+        candidates = {
+            name: Candidate(entry.spec.weight, entry.spec.min_share, can_start=entry.can_start(group_size))
+            for name, entry in self._registry.environments.items()
+            if not entry.spec.is_paused
+        }
+        choice = None if self._num_holds else next_environment(candidates, self._credit_by_name)
         if choice is None:
             return False
         name, credit_by_name = choice
@@ -193,7 +197,7 @@ class RolloutLoop:
         )
         async with environment.slots:
             queued_s = time.perf_counter() - started
-            trajectory = await self._agent.run(loaded.create, loaded.spec, task, identity, queued_s=queued_s)
+            trajectory = await self._agent.run(loaded.create, loaded.spec, task, identity, reward=loaded.reward, queued_s=queued_s)
         await self._record(trajectory)
 
     async def _record(self, trajectory: Trajectory) -> None:

@@ -1,22 +1,16 @@
 """Tasks: what an episode is about. A task source is a pure function from index to task, so that any process can run any index."""
 
-import asyncio
 import functools
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from arro3.core import Table
-from arro3.io import read_parquet_async
-from arro3.io.store import LocalStore
 
-from shared.environment_spec import ParquetTasks, SeedTasks, Tasks
-from shared.errors import ConfigurationError
+from services.env_agents.chat import Message, as_messages
+from services.env_agents.dataset_rows import BadRowError, DatasetRows, value_at
+from shared.environment_spec import DatasetColumns, SeedTasks
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -26,6 +20,10 @@ class Task(msgspec.Struct, frozen=True):
     seed: int
     data: Mapping[str, Any]
     """The row of a dataset; empty where tasks are seeds."""
+    prompt: Sequence[Message] = ()
+    """The chat messages in the row's prompt column; none where it has no such column."""
+    answer: Any = None
+    """The ground truth in the row's answer column."""
 
 
 class TaskSource(Protocol):
@@ -53,64 +51,43 @@ class SeedTaskSource:
         return Task(task_id=str(seed), seed=seed, data={})
 
 
-class ParquetTaskSource:
-    """Rows of a Parquet file; every epoch has its own order, drawn from the run's seed, unless `shuffle` is off.
+class DatasetTaskSource:
+    """Usable rows of a file; every epoch has its own order, drawn from the run's seed, unless `shuffle` is off.
 
-    A row's number is its task id and its seed, whatever the order.
+    A row's number in the file is its task id and its seed, whatever the order and whatever was left out.
     """
 
-    def __init__(self, table: Table, *, shuffle: bool, seed: int) -> None:
-        self._table = table
+    def __init__(
+        self, rows: DatasetRows, numbers: npt.NDArray[np.int64], *, columns: DatasetColumns, shuffle: bool, seed: int
+    ) -> None:
+        """Args: numbers: [count] of the usable rows, ascending."""
+        self._rows = rows
+        self._numbers = numbers
+        self._columns = columns
         self._shuffle = shuffle
         self._seed = seed
-        self.count = table.num_rows
+        self.count = len(numbers)
 
     def task(self, index: int) -> Task:
         epoch, position = divmod(index, self.count)
-        row = int(_epoch_order(self.count, self._seed, epoch)[position]) if self._shuffle else position
-        data = {name: self._table.column(name)[row].as_py() for name in self._table.column_names}
-        return Task(task_id=str(row), seed=row, data=data)
+        if self._shuffle:
+            position = int(_epoch_order(self.count, self._seed, epoch)[position])
+        number = int(self._numbers[position])
+        return row_task(self._rows, number, self._columns)
+
+
+def row_task(rows: DatasetRows, number: int, columns: DatasetColumns) -> Task:
+    """The task that a row is. Raises: BadRowError if it cannot be read, or its prompt column holds no prompt."""
+    data = rows.row(number)
+    prompt = value_at(data, columns.prompt)
+    try:
+        messages = () if prompt is None else tuple(as_messages(prompt))
+    except ValueError as error:
+        raise BadRowError(f"{columns.prompt}: {error}") from error
+    return Task(task_id=str(number), seed=number, data=data, prompt=messages, answer=value_at(data, columns.answer))
 
 
 @functools.lru_cache(maxsize=8)
 def _epoch_order(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """[count] row numbers in the order of one epoch."""
+    """[count] positions in the order of one epoch."""
     return np.random.default_rng([seed, epoch]).permutation(count)
-
-
-def open_tasks(spec: Tasks, *, seed: int, in_file_order: bool = False) -> TaskSource:
-    """The task source of a spec. `in_file_order` reads a dataset unshuffled, as evaluations do.
-
-    Raises: ConfigurationError if the dataset cannot be read or is empty.
-    """
-    if isinstance(spec, SeedTasks):
-        return SeedTaskSource(spec)
-    return ParquetTaskSource(_read_table(spec), shuffle=spec.shuffle and not in_file_order, seed=seed)
-
-
-def _read_table(spec: ParquetTasks) -> Table:
-    path = Path(spec.path)
-    if not path.is_file():
-        raise ConfigurationError(
-            f"tasks.path must be a Parquet file, got {spec.path!r}, and there is no {str(path.absolute())!r} where the agents run; put it "
-            "there, in a composed stack under examples/, which its agents read"
-        )
-    try:
-        table = _read(path)
-    except Exception as error:  # arro3 raises no type of its own.
-        raise ConfigurationError(f"tasks.path must be a Parquet file, and {spec.path!r} cannot be read as one: {error}") from error
-    if table.num_rows == 0:
-        raise ConfigurationError(f"tasks.path must be a Parquet file with rows, and {spec.path!r} has none")
-    return table
-
-
-def _read(path: Path) -> Table:
-    # arro3's blocking reader panics on a file that is not Parquet, its asynchronous one raises; the caller may run a loop already.
-    # The link gives the file a plain name: the store would look for one with an é or a # under its percent-encoding.
-    with TemporaryDirectory() as folder, ThreadPoolExecutor(1) as thread:
-        (Path(folder) / "tasks").symlink_to(path.resolve())
-
-        async def read() -> Table:
-            return await read_parquet_async("tasks", store=LocalStore(folder))
-
-        return thread.submit(lambda: asyncio.run(read())).result()

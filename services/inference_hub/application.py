@@ -8,6 +8,7 @@ from services.inference_hub import control, documentation, refusals
 from services.inference_hub.generate import Receive, Scope, Send
 from services.inference_hub.generate_operation import GENERATE_PATH
 from services.inference_hub.hub import Hub
+from shared.release import VERSION
 
 
 class Application:
@@ -25,7 +26,9 @@ class Application:
 
 
 def control_plane(hub: Hub) -> FastAPI:
-    application = FastAPIOffline(title="Headrace InferenceHub", description=documentation.DESCRIPTION, redoc_url=None)
+    application = FastAPIOffline(
+        title="Headrace inference hub", version=VERSION, description=documentation.DESCRIPTION, redoc_url=None
+    )
 
     @application.get("/", include_in_schema=False)
     async def root() -> Response:

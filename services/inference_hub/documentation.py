@@ -43,9 +43,13 @@ def refusals(sentence_by_status: Mapping[int, str]) -> dict[int | str, dict[str,
 
 
 def completed(document: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI's document with /generate and examples, and without the validation errors of paths, which no route answers."""
+    """FastAPI's document with /generate, examples, and summaries that are written like sentences.
+
+    Without the validation errors of paths, which no route answers.
+    """
     schemas = document["components"]["schemas"]
     for operation in (operation for methods in document["paths"].values() for operation in methods.values()):
+        operation["summary"] = operation["summary"].capitalize()
         responses = operation["responses"]
         if "HTTPValidationError" in str(responses.get("422")):
             del responses["422"]

@@ -20,6 +20,7 @@ from services.inference_hub.weight_updates import WeightUpdates
 from shared.configuration import Configuration
 from shared.errors import EngineError, HeadraceError
 from shared.keys import Keys
+from shared.loop_lag import watch_loop_lag
 
 REDIS_RETRY_S: Final = 1.0
 
@@ -115,7 +116,8 @@ class Hub:
         return engine
 
     def watch_all(self) -> None:
-        """Starts the background work: probes, discovery, and the deadline of weight updates."""
+        """Starts the background work: probes, discovery, the deadline of weight updates, and the measure of the loop's lag."""
+        self._tasks.create_task(watch_loop_lag(self.metrics.loop_lag.observe))
         self._tasks.create_task(self.updates.watch())
         self._tasks.create_task(self._discovery.watch())
         for engine in self.registry.by_id.values():

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from services.inference_hub.engines import EngineRegistry, EngineState
 from services.inference_hub.gate import Gate
+from shared.loop_lag import LAG_BUCKETS_S
 
 CALL_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 STEP_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -52,6 +53,12 @@ class Metrics:
             "Seconds a committed weight update took, by step: pause_call, load, resume; pause is the time without generation.",
             ["step"],
             buckets=STEP_BUCKETS_S,
+            registry=into,
+        )
+        self.loop_lag = Histogram(
+            "headrace_hub_loop_lag_seconds",
+            "Seconds by which the event loop is late, looked at ten times a second.",
+            buckets=LAG_BUCKETS_S,
             registry=into,
         )
         into.register(_RegistryCollector(registry, gate))

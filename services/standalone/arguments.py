@@ -105,11 +105,12 @@ def _add_environments(commands: "Commands") -> None:
     environments = _command(
         commands, "environments", "list the environments of a run, add, change and remove them", ENVIRONMENTS_EXAMPLES
     )
-    environments.add_argument("--config", type=Path, metavar="FILE", help="the run file (required)")
+    environments.add_argument("--config", type=Path, metavar="FILE", help="the run file")
     _add_overrides(environments)
     _add_json(environments, "the agents' answer as JSON")
     environments.set_defaults(action_overrides=[])
-    actions = environments.add_subparsers(dest="action", metavar="[ACTION]", help="without one, the list")
+    actions = environments.add_subparsers(dest="action", metavar="[ACTION]", help="without one, list", prog=environments.prog)
+    _add_action(actions, "list", "list them, as without an action")
     add = _add_action(actions, "add", "register an environment")
     add.add_argument("file", type=Path, metavar="FILE", help="its spec, YAML or JSON; a relative path in it is the agents'")
     for name, text in (
@@ -121,11 +122,18 @@ def _add_environments(commands: "Commands") -> None:
     ):
         _add_action(actions, name, text).add_argument("name", metavar="NAME", help="the environment")
     actions.choices["weight"].add_argument("value", type=float, metavar="VALUE", help=">= 0, relative to the others' weights")
+    for parser in (environments, *actions.choices.values()):
+        _show_as_required(parser)
+
+
+def _show_as_required(parser: argparse.ArgumentParser) -> None:
+    """--config may stand before the action or after it, which argparse can only be told as two options that may be missing."""
+    parser.usage = parser.format_usage().removeprefix("usage: ").rstrip().replace("[--config FILE]", "--config FILE")
 
 
 def _add_action(actions: "Commands", name: str, text: str) -> argparse.ArgumentParser:
     action = _command(actions, name, text, ENVIRONMENTS_EXAMPLES)
-    action.add_argument("--config", type=Path, metavar="FILE", default=argparse.SUPPRESS, help="the run file (required)")
+    action.add_argument("--config", type=Path, metavar="FILE", default=argparse.SUPPRESS, help="the run file")
     _add_overrides(action, destination="action_overrides")
     action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="the agents' answer as JSON")
     return action

@@ -10,7 +10,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from shared import redis_address
+from shared import redis_address, redis_checks
 from shared.errors import HeadraceError
 
 TIMEOUT_S: Final = 10.0
@@ -70,10 +70,12 @@ def redis_client(url: str) -> redis.Redis:
     )
 
 
-def redis_is_away(url: str, error: redis.RedisError) -> UnreachableError:
-    """A failure of Redis as the sentence to show."""
-    shown, reason = redis_address.masked(url), redis_address.masked(str(error))
-    return UnreachableError(f"Redis must answer at {shown}, and does not ({reason}); start it, or correct redis.url")
+def redis_failure(url: str, error: redis.RedisError) -> HeadraceError:
+    """A failure of Redis as the sentence to show: it refuses us, or is away."""
+    shown, reason = redis_address.masked(url), redis_checks.reason(error)
+    return redis_checks.refusal(url, error) or UnreachableError(
+        f"Redis must answer at {shown}, and does not ({reason}); start it, or correct redis.url"
+    )
 
 
 def _sentence(response: httpx.Response) -> str:

@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 import msgspec
 import yaml
-from rich.console import Console, RenderableType
+from rich.console import Console, Group
+from rich.text import Text
 
 from services.standalone import printing
 from services.standalone.connections import ServiceApi
@@ -19,10 +20,8 @@ from shared.configuration import Configuration
 
 TIMEOUT_S: Final = 120.0
 """Registering waits for an import, or for an environment server that is starting."""
-COLUMNS: Final = (
-    *("environment", "kind", "where", "weight", "paused", "episodes", "success", "mean reward", "outcomes"),
-    "last problem",
-)
+COLUMNS: Final = ("environment", "weight", "paused", "episodes", "success", "reward", "outcomes")
+"""They fit a terminal of 80 columns; what is long has a line below."""
 
 
 class Statistics(msgspec.Struct, frozen=True):
@@ -62,7 +61,7 @@ def run_list(configuration: Configuration, *, as_json: bool) -> int:
         printing.as_json(found)
     else:
         console = printing.console()
-        console.print(table(console, msgspec.convert(found, list[Description])))
+        console.print(overview(console, msgspec.convert(found, list[Description])))
     return 0
 
 
@@ -119,8 +118,10 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _BlockDumper.add_representer(str, _represent_text)
 
 
-def table(console: Console, environments: list[Description]) -> RenderableType:
-    return printing.table(console, COLUMNS, [_row(environment) for environment in environments])
+def overview(console: Console, environments: list[Description]) -> Group:
+    """A table, and below it where each environment is and what was wrong last."""
+    table = printing.table(console, COLUMNS, [_row(environment) for environment in environments])
+    return Group(table, *(Text(_details(environment)) for environment in environments))
 
 
 def _row(environment: Description) -> tuple[object, ...]:
@@ -128,24 +129,22 @@ def _row(environment: Description) -> tuple[object, ...]:
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(statistics.outcomes.items()))
     return (
         environment.name,
-        "class" if environment.import_path else "server",
-        environment.import_path or environment.url,
         f"{environment.weight:g}",
         printing.yes_or_no(environment.is_paused),
         statistics.episodes,
         printing.number(statistics.success_rate),
         printing.number(statistics.mean_reward),
         outcomes or "–",
-        _problem_words(environment.last_problem),
     )
 
 
-def _problem_words(problem: Problem | None) -> str:
+def _details(environment: Description) -> str:
     """The last line of a traceback says what it is about; `show` has all of it."""
-    if problem is None:
-        return "–"
-    last_line = problem.detail.strip().rpartition("\n")[2]
-    return f"{problem.outcome}: {last_line} ({problem.at}, {problem.process})"
+    words, problem = f"{environment.name}: {environment.import_path or environment.url}", environment.last_problem
+    if problem is not None:
+        last_line = problem.detail.strip().rpartition("\n")[2]
+        words += f"; last problem: {problem.outcome}: {last_line} ({problem.at}, {problem.process})"
+    return printing.one_line(words)
 
 
 def _api(configuration: Configuration) -> ServiceApi:

@@ -31,16 +31,15 @@ def table(
     rows: Iterable[Sequence[object]],
     *,
     title: str = "",
-    styles: Sequence[str] = (),
 ) -> RenderableType:
-    """A frame on a terminal, with the style of each row if they are given; elsewhere a line each, in columns."""
+    """A frame on a terminal; elsewhere a line each, in columns."""
     cells = [[str(cell) for cell in row] for row in rows]
     if not console.is_terminal:
         lines = _aligned([columns, *cells])
         return Text("\n".join([title, *lines] if title else lines))
     framed = Table(*columns, title=title or None, title_justify="left")
-    for row, style in zip(cells, styles or [""] * len(cells), strict=True):
-        framed.add_row(*(Text(printable(cell)) for cell in row), style=style)
+    for row in cells:
+        framed.add_row(*(Text(printable(cell)) for cell in row))
     return framed
 
 

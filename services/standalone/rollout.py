@@ -1,8 +1,10 @@
 """One trajectory in words: what the policy read, what it sampled, what came of it. Pure."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import msgspec
+from rich.console import Console
 from rich.text import Text
 
 from services.standalone.printing import counted, one_line, printable
@@ -13,6 +15,9 @@ from shared.versions import VersionSpan
 
 STYLE_BY_SPEAKER = {"context": "dim", "turn": "cyan", "policy": "bold green", "tool": "yellow", "ended": "red"}
 LABEL_WIDTH = 7
+GUTTER_WIDTH = LABEL_WIDTH + len("   │ ")
+LEAST_ROOM = 20
+AS_ABOVE = "(as above)"
 
 
 class RolloutTurn(msgspec.Struct, frozen=True):
@@ -92,20 +97,23 @@ def rollout(entry: Entry, decoder: Decoder) -> Rollout | UnreadableRecord:
     )
 
 
-def transcript(shown: Rollout | UnreadableRecord) -> Text:
-    """For people. Who speaks stands before every line, so that `grep` knows too; on a terminal colours say it again."""
+def transcript(shown: Rollout | UnreadableRecord, console: Console, *, has_shown_prompt: bool = False) -> Text:
+    """For people. Who speaks stands before every line, so that `grep` knows too; on a terminal colours say it again, and what is
+    wider than it goes on behind the same bar. `has_shown_prompt`: a sibling with the same prompt is above.
+    """
     if isinstance(shown, UnreadableRecord):
         return Text(f"entry {shown.entry_id} cannot be read: {printable(shown.problem)}\n", "red")
     text = Text().append(one_line(_heading(shown)) + "\n", "bold")
-    _say(text, "context", shown.prompt)
+    say = partial(_say, text, console)
+    say("context", AS_ABOVE if has_shown_prompt else shown.prompt)
     for number, turn in enumerate(shown.turns, start=1):
         reward = f", reward {turn.reward:g}" if turn.reward else ""
-        _say(text, "turn", f"{number}: {counted(turn.num_sampled_tokens, 'token')}, {_version_words(turn.versions)}{reward}")
-        _say(text, "policy", turn.sampled)
+        say("turn", f"{number}: {counted(turn.num_sampled_tokens, 'token')}, {_version_words(turn.versions)}{reward}")
+        say("policy", turn.sampled)
         for call in turn.tool_calls:
-            _say(text, "tool", f"{call.name} {call.arguments} took {call.seconds:.3f} s{', an error' if call.is_error else ''}")
-        _say(text, "context", turn.observation)
-    _say(text, "ended", shown.detail)
+            say("tool", f"{call.name} {call.arguments} took {call.seconds:.3f} s{', an error' if call.is_error else ''}")
+        say("context", turn.observation)
+    say("ended", shown.detail)
     return text
 
 
@@ -152,7 +160,17 @@ def _version_words(versions: tuple[int, ...]) -> str:
             return f"versions {', '.join(map(str, versions))}"
 
 
-def _say(text: Text, speaker: str, words: str) -> None:
-    if words:
-        for line in printable(words).strip("\n").split("\n"):
-            text.append(f"  {speaker:<{LABEL_WIDTH}} │ ", "dim").append(line + "\n", STYLE_BY_SPEAKER[speaker])
+def _say(text: Text, console: Console, speaker: str, words: str) -> None:
+    if not words:
+        return
+    for line in printable(words).strip("\n").split("\n"):
+        for number, part in enumerate(_wrapped(line, console)):
+            text.append(f"  {'' if number else speaker:<{LABEL_WIDTH}} │ ", "dim").append(part + "\n", STYLE_BY_SPEAKER[speaker])
+
+
+def _wrapped(line: str, console: Console) -> list[str]:
+    """In the parts that a terminal has room for beside the gutter; whole elsewhere, and where there is next to no room."""
+    room = console.width - GUTTER_WIDTH
+    if not console.is_terminal or room < LEAST_ROOM:
+        return [line]
+    return [part.plain for part in Text(line).wrap(console, room)] or [""]

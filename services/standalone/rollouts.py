@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -10,8 +11,8 @@ import redis
 from redis.exceptions import AuthenticationError, AuthorizationError
 
 from services.standalone import printing
-from services.standalone.connections import redis_client, redis_is_away
-from services.standalone.rollout import rollout, transcript
+from services.standalone.connections import redis_client, redis_failure
+from services.standalone.rollout import Rollout, UnreadableRecord, rollout, transcript
 from services.standalone.stream_reader import Entry, Predicate, StreamReader
 from services.standalone.token_text import Decoder, decoder_for
 from shared.configuration import Configuration
@@ -20,6 +21,8 @@ from shared.trajectory import Trajectory
 
 BLOCK_MS: Final = 5_000
 RETRY_S: Final = 1.0
+NUM_REMEMBERED: Final = 256
+"""Groups whose prompt is remembered."""
 WORTH_RETRYING: Final = (redis.ConnectionError, redis.TimeoutError)
 NOT_WORTH_RETRYING: Final = (AuthenticationError, AuthorizationError)
 
@@ -28,7 +31,7 @@ Complain = Callable[[str], None]
 
 
 def run(configuration: Configuration, *, last: int, environment: str | None, does_follow: bool, as_json: bool) -> int:
-    """Returns the exit status. Raises: UnreachableError if Redis does not answer; ConfigurationError."""
+    """Returns the exit status. Raises: UnreachableError if Redis does not answer; ConfigurationError if it refuses."""
     url, keys = configuration.redis.url, Keys(configuration.run.id)
     decoder = decoder_for(Path(configuration.run.model_path))
     is_wanted = _of(environment)
@@ -45,13 +48,13 @@ def run(configuration: Configuration, *, last: int, environment: str | None, doe
                     "--follow shows them as they come"
                 )
         except redis.RedisError as error:
-            raise redis_is_away(url, error) from error
+            raise redis_failure(url, error) from error
     return 0
 
 
 def show(entries: Iterable[Entry], decoder: Decoder, *, as_json: bool) -> int:
     """Prints them; the number printed."""
-    console = printing.console()
+    console, prompts = printing.console(), ShownPrompts()
     num_shown = 0
     for entry in entries:
         num_shown += 1
@@ -59,8 +62,25 @@ def show(entries: Iterable[Entry], decoder: Decoder, *, as_json: bool) -> int:
         if as_json:
             printing.as_json(shown)
         else:
-            console.print(transcript(shown))
+            console.print(transcript(shown, console, has_shown_prompt=prompts.has_shown(shown)))
     return num_shown
+
+
+class ShownPrompts:
+    """What was printed as the context of the newest groups: siblings have it in common, and it is long."""
+
+    def __init__(self) -> None:
+        self._prompt_by_group: OrderedDict[str, str] = OrderedDict()
+
+    def has_shown(self, shown: Rollout | UnreadableRecord) -> bool:
+        """Whether a sibling with this prompt was printed; if not, this one will have been."""
+        if isinstance(shown, UnreadableRecord):
+            return False
+        is_known = shown.prompt != "" and self._prompt_by_group.get(shown.group_id) == shown.prompt
+        self._prompt_by_group[shown.group_id] = shown.prompt
+        if len(self._prompt_by_group) > NUM_REMEMBERED:
+            self._prompt_by_group.popitem(last=False)
+        return is_known
 
 
 def follow(
@@ -88,7 +108,7 @@ def follow(
             raise
         except WORTH_RETRYING as error:
             if not is_away:
-                complain(f"{redis_is_away(url, error)}; trying again until it does")
+                complain(f"{redis_failure(url, error)}; trying again until it does")
             is_away = True
             wait(RETRY_S)
             continue

@@ -9,7 +9,7 @@ import redis.asyncio
 from shared.configuration import RedisSection
 from shared.errors import ConfigurationError
 from shared.redis_address import connection_url
-from shared.redis_checks import findings, require_usable, require_usable_async
+from shared.redis_checks import findings, reason, require_usable, require_usable_async
 
 SOUND = {
     "redis_version": "7.2.4",
@@ -91,6 +91,13 @@ def test_a_missing_and_a_wrong_password_are_sentences_with_the_remedy(guarded_ur
     with pytest.raises(ConfigurationError, match=r"must accept the password it is given.*correct it in HEADRACE") as refusal:
         check(RedisSection(guarded_url))
     assert "wr0ng" not in str(refusal.value)
+
+
+def test_a_paragraph_is_cut_to_its_first_sentence() -> None:
+    protected = "DENIED Redis is running in protected mode. In this mode connections are only accepted from loopback. " * 5
+    assert reason(redis.ConnectionError(protected)) == "DENIED Redis is running in protected mode"
+    refused = "Error 111 connecting to 127.0.0.1:1. Connection refused."
+    assert reason(redis.ConnectionError(refused)) == refused
 
 
 def test_a_redis_that_is_not_there_is_a_sentence_without_the_password() -> None:

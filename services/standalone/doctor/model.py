@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from services.standalone import printing
 from services.standalone.doctor import renderer_probe
 from services.standalone.doctor.finding import Finding, ok, problem, warning
 from services.standalone.doctor.programs import Reply, ask

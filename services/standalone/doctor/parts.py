@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 from urllib.parse import urlsplit
 
+from services.standalone import printing
 from services.standalone.connections import RefusedError, ServiceApi, UnreachableError
 from services.standalone.doctor.finding import Finding, ok, problem, warning
 

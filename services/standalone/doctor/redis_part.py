@@ -50,9 +50,9 @@ def look(section: RedisSection, keys: Keys) -> RedisFacts:
         with redis_client(section.url) as client:
             return RedisFacts(address, port, _ask(client, keys))
     except (AuthenticationError, AuthorizationError, ConfigurationError) as error:
-        return RedisFacts(address, port, None, redis_address.masked(str(error)), is_refused=True)
+        return RedisFacts(address, port, None, redis_checks.reason(error), is_refused=True)
     except redis.RedisError as error:
-        return RedisFacts(address, port, None, redis_address.masked(str(error)))
+        return RedisFacts(address, port, None, redis_checks.reason(error))
 
 
 def check(facts: RedisFacts, *, require_aof: bool, is_run_up: bool) -> list[Finding]:

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from examples.calculator import Calculator
 from examples.tiny_policy.tasks import HELD_OUT_SHARE, Side, distinct_questions, operands_of, questions, side_of, write_task_files
-from services.env_agents.tasks import Task, open_tasks
+from services.env_agents.datasets import TaskOpener
+from services.env_agents.tasks import Task
 from shared.environment_spec import ParquetTasks
 
 OPERANDS = st.integers(0, 999)
@@ -44,7 +45,8 @@ def test_questions_are_the_same_for_the_same_seed_and_stream():
 async def test_the_calculator_accepts_the_answer_of_every_row(tmp_path):
     write_task_files(tmp_path, num_train=30, num_held_out=20, seed=3)
     for side, count in ((Side.TRAIN, 30), (Side.HELD_OUT, 20)):
-        source = open_tasks(ParquetTasks(path=str(tmp_path / f"{side}.parquet")), seed=0)
+        tasks = ParquetTasks(path=str(tmp_path / f"{side}.parquet"))
+        source = TaskOpener(lambda messages, tools: [], seed=0).open(tasks, [], needs_prompts=False)
         assert source.count == count
         for task in (source.task(index) for index in range(count)):
             await assert_scores_1(task)

@@ -126,8 +126,8 @@ async def redis_async(redis_url) -> AsyncIterator[redis.asyncio.Redis]:
 
 
 @pytest.fixture
-def registry(redis_async, keys: Keys, http_session) -> EnvironmentRegistry:
-    loader = EnvironmentLoader(http_session, import_allowlist=("examples", "gymnasium"), seed=0)
+def registry(redis_async, keys: Keys, http_session, renderer, client) -> EnvironmentRegistry:
+    loader = EnvironmentLoader(http_session, renderer, client, import_allowlist=("examples", "gymnasium"), seed=0)
     return EnvironmentRegistry(redis_async, keys, loader)
 
 

@@ -4,7 +4,7 @@ import pytest
 from services.env_agents.control import STATUS_OF
 from services.env_agents.documentation import openapi
 from services.env_agents.messages import EnvironmentDescription, Status
-from services.env_agents.operations import DESCRIBED, OPENENV_ENVIRONMENT, OPERATIONS, STATUS
+from services.env_agents.operations import DATASET_ENVIRONMENT, DESCRIBED, OPENENV_ENVIRONMENT, OPERATIONS, STATUS
 from services.env_agents.schemas import field_descriptions
 from shared.environment_spec import EnvironmentSpec
 from tests.services.openapi_walk import gaps, operations
@@ -29,8 +29,12 @@ async def test_every_route_is_documented_and_nothing_else(application):
 
 
 @pytest.mark.parametrize("summary", OPERATIONS[REGISTER].requests)
-async def test_every_example_of_an_environment_can_be_registered(http, summary, openenv_server):
+async def test_every_example_of_an_environment_can_be_registered(http, summary, openenv_server, tmp_path, monkeypatch):
     body = OPERATIONS[REGISTER].requests[summary]
+    if body is DATASET_ENVIRONMENT:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "gsm8k").mkdir()
+        (tmp_path / "gsm8k" / "train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}')
     if body is OPENENV_ENVIRONMENT:
         body = {**body, "url": str(openenv_server.make_url(""))}
     answer = await http.post("/environments", json=body)

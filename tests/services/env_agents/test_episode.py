@@ -1,10 +1,12 @@
 import asyncio
 
+import aiohttp
 import numpy as np
 import pytest
 
 from services.env_agents.environment import Environment, Step, Task, tool
 from shared import trajectory as trajectories
+from shared.environment_spec import StartRetries
 from shared.trajectory import Outcome, ToolCall
 
 TASK = Task(task_id="0", seed=0, data={})
@@ -162,12 +164,14 @@ async def test_environment_that_raises_is_an_outcome_with_its_traceback(play, qu
     [
         ("reset", {"reset_timeout_s": 0.05}, "reset took longer than 0.05 s"),
         ("step", {"step_timeout_s": 0.05}, "a step took longer than 0.05 s"),
-        ("score", {"step_timeout_s": 0.05}, "a step took longer than 0.05 s"),
+        ("score", {"score_timeout_s": 0.05}, "the score took longer than 0.05 s"),
+        ("open", {"open_timeout_s": 0.05}, "open took longer than 0.05 s"),
         ("open", {"episode_timeout_s": 0.05}, "the episode took longer than 0.05 s"),
         ("step", {"episode_timeout_s": 0.5}, "the episode took longer than 0.5 s"),
     ],
 )
 async def test_environment_that_hangs_times_out(play, question_environment, where, limits, detail):
+    limits = {"start_retries": StartRetries(timeout=0), **limits}
     record = await play(misbehaving(question_environment, where, hangs), **limits)
     assert (record.outcome, record.detail) == (Outcome.TIMEOUT, detail)
 
@@ -221,6 +225,68 @@ async def test_constructor_that_raises_is_an_outcome(play):
         raise OSError("no disk")
 
     assert "no disk" in (await play(create)).detail
+
+
+class TestStart:
+    """What happens before the policy's first turn may be tried again, each problem as often as its retries allow."""
+
+    @pytest.fixture(autouse=True)
+    def no_waiting(self, monkeypatch):
+        monkeypatch.setattr("services.env_agents.retries._FIRST_WAIT_S", 0.0)
+
+    @pytest.fixture
+    def start(self, play, question_environment):
+        """One episode of an environment that fails `num_failures` times in `where`; and how many environments were made."""
+
+        async def start(where, error, num_failures, **limits):
+            made = []
+
+            class Failing(question_environment):
+                def __init__(self):
+                    super().__init__()
+                    made.append(self)
+
+            async def method(self, *arguments):
+                if len(made) <= num_failures:
+                    await error() if callable(error) else None
+                    raise error
+                return await getattr(question_environment, where)(self, *arguments)
+
+            setattr(Failing, where, method)
+            return await play(Failing, **limits), len(made)
+
+        return start
+
+    @pytest.mark.parametrize("where", ["open", "reset"])
+    @pytest.mark.parametrize(
+        ("error", "allowed"),
+        [
+            (ConnectionResetError("gone"), StartRetries(unreachable=2)),
+            (aiohttp.ServerDisconnectedError(), StartRetries(unreachable=2)),
+            (KeyError("no such row"), StartRetries(error=2)),
+            (hangs, StartRetries(timeout=2)),
+        ],
+    )
+    async def test_each_problem_has_retries_of_its_own(self, start, where, error, allowed):
+        limits = {"open_timeout_s": 0.05, "reset_timeout_s": 0.05, "start_retries": allowed}
+        record, num_made = await start(where, error, 2, **limits)
+        assert (record.outcome, record.reward, num_made) == (Outcome.COMPLETED, 1.0, 3)
+        none = StartRetries(timeout=0, unreachable=0, error=0)
+        record, num_made = await start(where, error, 1, **{**limits, "start_retries": none})
+        assert (record.outcome is Outcome.COMPLETED, num_made) == (False, 1)
+
+    async def test_retries_that_are_used_up_leave_the_last_problem(self, start):
+        record, num_made = await start("reset", ConnectionResetError("gone"), 9, start_retries=StartRetries(unreachable=3))
+        assert (record.outcome, num_made) == (Outcome.ENVIRONMENT_ERROR, 4)
+        assert "ConnectionResetError: gone" in record.detail
+
+    async def test_nothing_is_tried_again_after_the_first_turn(self, start):
+        record, num_made = await start("score", ConnectionResetError("gone"), 1, start_retries=StartRetries(unreachable=3))
+        assert (record.outcome, num_made) == (Outcome.ENVIRONMENT_ERROR, 1)
+
+    async def test_cancelled_start_is_not_tried_again(self, start):
+        record, num_made = await start("reset", hangs, 9, episode_timeout_s=0.05, start_retries=StartRetries(timeout=9))
+        assert (record.outcome, num_made) == (Outcome.TIMEOUT, 1)
 
 
 async def test_environment_that_fails_to_close_keeps_its_episode(play, caplog):

@@ -1,10 +1,12 @@
 import pytest
 
 from examples.calculator import Calculator
+from services.env_agents.environment import Environment
+from services.env_agents.environment_threads import ThreadedEnvironment
 from services.env_agents.gymnasium_adapter import GymnasiumEnvironment
 from services.env_agents.loading import EnvironmentLoader, NotAllowedError, check_allowed, import_environment
 from services.env_agents.openenv import UnreachableEnvironmentError
-from shared.environment_spec import EnvironmentSpec, ParquetTasks
+from shared.environment_spec import EnvironmentSpec, JsonlTasks, ParquetTasks
 from shared.errors import ConfigurationError
 
 
@@ -53,15 +55,52 @@ def test_allowed_packages_cover_what_is_inside_them(import_path):
     check_allowed(import_path, ["examples", "mine.own"])
 
 
-async def test_url_without_server_is_a_sentence(http_session, unused_tcp_port):
-    loader = EnvironmentLoader(http_session, import_allowlist=(), seed=0)
+async def test_url_without_server_is_a_sentence(http_session, renderer, client, unused_tcp_port):
+    loader = EnvironmentLoader(http_session, renderer, client, import_allowlist=(), seed=0)
     url = f"ws://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(UnreachableEnvironmentError, match=f"an OpenEnv server must answer at {url}"):
         await loader.load(EnvironmentSpec(name="remote", url=url))
 
 
-async def test_missing_dataset_is_a_sentence(http_session):
-    loader = EnvironmentLoader(http_session, import_allowlist=("examples",), seed=0)
+async def test_missing_dataset_is_a_sentence(http_session, renderer, client):
+    loader = EnvironmentLoader(http_session, renderer, client, import_allowlist=("examples",), seed=0)
     spec = EnvironmentSpec(name="c", import_path="examples.calculator:Calculator", tasks=ParquetTasks("none.parquet"))
     with pytest.raises(ConfigurationError, match=r"got 'none\.parquet', which does not exist"):
         await loader.load(spec)
+
+
+@pytest.fixture
+def load(http_session, renderer, client, tmp_path, monkeypatch):
+    """Loads a class of the test's own, with one row of a dataset as its tasks."""
+
+    async def load(environment_class, **fields):
+        (tmp_path / "rows.jsonl").write_text('{"prompt": "why?"}')
+        monkeypatch.setattr("services.env_agents.loading.import_environment", lambda *_: environment_class)
+        loader = EnvironmentLoader(http_session, renderer, client, import_allowlist=("examples",), seed=0)
+        tasks = JsonlTasks(str(tmp_path / "rows.jsonl"), **fields)
+        return await loader.load(EnvironmentSpec(name="c", import_path="examples.calculator:Calculator", tasks=tasks))
+
+    return load
+
+
+async def test_tools_count_towards_the_length_of_prompts(load, renderer):
+    longest = len(renderer.prompt([{"role": "user", "content": "why?"}], []))
+    assert (await load(Environment, max_prompt_length=longest)).tasks.count == 1
+    with pytest.raises(ConfigurationError, match=r"1 over tasks\.max_prompt_length"):
+        await load(Calculator, max_prompt_length=longest)
+
+
+async def test_environment_that_knows_its_tools_after_reset_is_asked_only_for_lengths(load):
+    class Late(Environment):
+        def tool_specs(self):
+            raise AttributeError("no tools before reset")
+
+    assert (await load(Late)).tasks.count == 1
+    with pytest.raises(ConfigurationError, match=r"'c' must be made, .* AttributeError: no tools before reset; correct"):
+        await load(Late, max_prompt_length=99)
+
+
+async def test_environment_in_threads_is_made_there(http_session, renderer, client):
+    loader = EnvironmentLoader(http_session, renderer, client, import_allowlist=("examples",), seed=0)
+    spec = EnvironmentSpec(name="c", import_path="examples.calculator:Calculator", execution="thread")
+    assert isinstance((await loader.load(spec)).create(), ThreadedEnvironment)

@@ -8,8 +8,10 @@ from shared.errors import ConfigurationError
 
 
 @pytest.fixture
-def another_process(redis_async, keys, http_session):
-    return EnvironmentRegistry(redis_async, keys, EnvironmentLoader(http_session, import_allowlist=("examples",), seed=0))
+def another_process(redis_async, keys, http_session, renderer, client):
+    return EnvironmentRegistry(
+        redis_async, keys, EnvironmentLoader(http_session, renderer, client, import_allowlist=("examples",), seed=0)
+    )
 
 
 async def test_registration_reaches_other_processes(registry, another_process, make_spec):
@@ -45,6 +47,14 @@ async def test_same_spec_twice_is_one_registration_and_another_is_refused(regist
         await registry.register(make_spec("calculator", max_turns=2))
 
 
+async def test_minimum_shares_leave_no_more_than_everything(registry, make_spec):
+    await registry.register(msgspec.structs.replace(make_spec("a"), min_share=0.7))
+    await registry.register(msgspec.structs.replace(make_spec("b"), min_share=0.3))
+    with pytest.raises(ConfigurationError, match=r"must be at most 1, got 1\.1 with 0\.4 for 'b'; lower it, or that of another"):
+        await registry.patch("b", {"min_share": 0.4})
+    assert (await registry.patch("a", {"min_share": 0.5})).spec.min_share == 0.5
+
+
 async def test_run_file_has_its_way(registry, make_spec):
     await registry.register(make_spec("calculator"))
     await registry.declare(make_spec("calculator", max_turns=2))
@@ -62,7 +72,7 @@ async def test_unknown_name_is_answered_with_the_closest(registry, make_spec):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"import_path": "x:Y"}, "only is_paused, weight, limits, sampling can be changed, got import_path"),
+        ({"import_path": "x:Y"}, "only is_paused, weight, min_share, limits, sampling can be changed, got import_path"),
         ({"limits": {"max_turn": 3}}, "unknown key 'limits.max_turn'; did you mean 'max_turns'"),
         ({"weight": -1}, "weight: .*>= 0.*, got -1"),
         ({"limits": 3}, "limits: .*got 3"),

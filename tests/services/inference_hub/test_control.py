@@ -74,6 +74,7 @@ async def test_metrics_count_calls_and_show_engines(serve_hub, start_engine):
     assert "headrace_hub_output_tokens_total 3.0" in text
     assert 'headrace_hub_engines{state="ready"} 1.0' in text
     assert "headrace_hub_policy_version 0.0" in text
+    assert "# TYPE headrace_hub_loop_lag_seconds histogram" in text
 
 
 async def test_a_trainer_of_another_run_is_refused_before_it_touches_an_engine(serve_hub, start_engine, listening_port):

@@ -1,4 +1,6 @@
+import errno
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -36,6 +38,19 @@ def test_demo_outside_a_checkout_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "RUN_FILE", tmp_path / "examples" / "demo.yaml")
     with pytest.raises(ConfigurationError, match="run it from a clone"):
         demo._write_run_file(tmp_path)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_directory_that_cannot_be_written_is_a_sentence(tmp_path, monkeypatch, is_there):
+    if is_there:
+        (tmp_path / "demo").mkdir()
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "rename" if is_there else "mkdir", refuse)
+    with pytest.raises(ConfigurationError, match="--directory must be one that can be made and renamed, got .*demo: Read-only"):
+        demo.run(tmp_path / "demo", seed=0, overrides=[])
 
 
 def test_progress_without_a_terminal_is_a_line_for_each_event_once(tmp_path):

@@ -55,22 +55,38 @@ def command(run_file, monkeypatch):
     return run
 
 
-def test_list_has_a_line_for_each_with_where_it_is_and_how_it_goes(command, capsys):
+@pytest.mark.parametrize("action", [[], ["list"]])
+def test_list_has_a_row_for_each_with_how_it_goes_and_below_where_it_is(command, capsys, action):
     with json_service({"GET /environments": (200, [WEATHER, REMOTE])}) as agents:
-        assert command(agents) == 0
-    header, weather, remote = capsys.readouterr().out.splitlines()
+        assert command(agents, *action) == 0
+    header, weather, remote, weather_details, remote_details = capsys.readouterr().out.splitlines()
     assert header.split("  ")[0] == "environment"
-    for expected in ("weather", "class", "examples.weather:Weather", "0.5", "no", "0.75", "0.50", "3 completed, 1 timeout"):
+    for expected in ("weather", "0.5", "no", "0.75", "0.50", "3 completed, 1 timeout"):
         assert expected in weather
-    assert weather.endswith("environment_error: KeyError: 'celsius' (2026-03-01T12:00:00Z, node-1:77)")
-    for expected in ("remote", "server", "ws://envs:8000", "yes", "–"):
+    for expected in ("remote", "yes", "–"):
         assert expected in remote
+    assert weather_details == (
+        "weather: examples.weather:Weather; last problem: environment_error: KeyError: 'celsius' (2026-03-01T12:00:00Z, node-1:77)"
+    )
+    assert remote_details == "remote: ws://envs:8000"
 
 
-def test_terminal_gets_a_frame():
-    console = Console(file=io.StringIO(), width=200, force_terminal=True)
-    console.print(environments.table(console, msgspec.convert([WEATHER], list[environments.Description])))
-    assert "┃" in console.file.getvalue()
+def test_frame_fits_a_narrow_terminal_without_a_broken_word():
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    console.print(environments.overview(console, msgspec.convert([WEATHER], list[environments.Description])))
+    lines = console.file.getvalue().splitlines()
+    assert all(word in lines[1] for word in environments.COLUMNS)
+    assert "│ weather     │ 0.5    │ no     │ 4        │ 0.75    │ 0.50   │ 3 completed," in lines[3]
+    assert lines[-2].startswith("weather: examples.weather:Weather; last problem: environment_error: KeyError:")
+
+
+@pytest.mark.parametrize("action", [[], ["list"], ["add"], ["remove"]])
+def test_usage_shows_the_run_file_as_required(capsys, action):
+    with pytest.raises(SystemExit):
+        main(["environments", *action, "--help"])
+    usage = capsys.readouterr().out
+    assert usage.startswith(" ".join(["usage: headrace environments", *action]) + " [-h] --config FILE")
+    assert "[--config" not in usage
 
 
 def test_json_is_the_agents_answer(command, capsys):

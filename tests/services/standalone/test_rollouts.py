@@ -96,7 +96,8 @@ def anything(_: Entry) -> bool:
 
 def shown(value: Entry, model) -> str:
     file = io.StringIO()
-    printing.console(file).print(transcript(rollout(value, decoder_for(model))))
+    console = printing.console(file)
+    console.print(transcript(rollout(value, decoder_for(model)), console))
     return file.getvalue()
 
 
@@ -115,8 +116,33 @@ def test_transcript_says_before_every_line_who_speaks(model):
     ]
 
 
+def test_on_a_terminal_a_long_line_goes_on_behind_the_bar(model):
+    console = Console(file=io.StringIO(), width=32, force_terminal=True, color_system=None)
+    console.print(transcript(rollout(Entry("1-0", episode()), decoder_for(model)), console))
+    lines = console.file.getvalue().splitlines()
+    start = lines.index("  context │ <user> what is")
+    assert lines[start + 1] == "          │ 6*7<policy>"
+    assert all(len(line) <= 32 for line in lines)
+
+
+def test_context_that_siblings_have_in_common_is_shown_once(model, capsys):
+    entries = [Entry("1-0", episode("a")), Entry("2-0", RecordError("x")), Entry("3-0", episode("b"))]
+    entries.append(Entry("4-0", msgspec.structs.replace(episode("c"), group_id="another")))
+    rollouts.show(entries, decoder_for(model), as_json=False)
+    told = [line for line in capsys.readouterr().out.splitlines() if "what is" in line or "as above" in line]
+    prompt = "  context │ <user> what is 6*7<policy>"
+    assert told == [prompt, "  context │ (as above)", prompt]
+
+
+def test_prompts_of_old_groups_are_forgotten(model, monkeypatch):
+    monkeypatch.setattr(rollouts, "NUM_REMEMBERED", 1)
+    prompts, one = rollouts.ShownPrompts(), rollout(Entry("1-0", episode()), decoder_for(model))
+    other = msgspec.structs.replace(one, group_id="another")
+    assert [prompts.has_shown(shown) for shown in (one, one, other, one)] == [False, True, False, False]
+
+
 def test_on_a_terminal_colours_tell_sampled_from_read(model):
-    text = transcript(rollout(Entry("1-0", episode()), decoder_for(model)))
+    text = transcript(rollout(Entry("1-0", episode()), decoder_for(model)), Console())
     style_by_line = {text.plain[span.start : span.end].strip(): span.style for span in text.spans}
     assert style_by_line["call<end>"] == "bold green"
     assert style_by_line["<tool>"] == "dim"
@@ -275,6 +301,19 @@ def test_redis_that_is_away_is_one_sentence_and_status_1(run_file, capsys):
     error = capsys.readouterr().err
     assert error.startswith("headrace: Redis must answer at redis://127.0.0.1:1/0, and does not")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("given", "sentence"), [(None, "must be given its password, and got none"), ("wr0ng", "must accept the")])
+def test_missing_and_wrong_password_say_where_to_give_it(run_file, serve_redis, monkeypatch, capsys, given, sentence):
+    url = serve_redis("--requirepass", "s3cret", password="s3cret")
+    if given is None:
+        monkeypatch.delenv("HEADRACE_REDIS_PASSWORD", raising=False)
+    else:
+        monkeypatch.setenv("HEADRACE_REDIS_PASSWORD", given)
+    assert main(["rollouts", "--config", str(run_file), "--set", f"redis.url={url}"]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "in HEADRACE_REDIS_PASSWORD, or in a file" in error
 
 
 def test_ids_stand_for_text_where_there_is_no_tokenizer(model):

@@ -38,7 +38,7 @@ def examined(run_file) -> dict[str, str]:
 def test_lines_off_a_terminal_begin_with_the_severity_and_are_not_wrapped():
     console = Console(file=io.StringIO(), width=60)
     console.soft_wrap = True
-    console.print(examination.table(console, REPORT))
+    console.print(examination.lines(REPORT))
     assert console.file.getvalue().splitlines() == [
         "ok       python: 3.11.7 (Python >= 3.11)",
         "warning  docker: not installed (for containers); install it",
@@ -47,10 +47,10 @@ def test_lines_off_a_terminal_begin_with_the_severity_and_are_not_wrapped():
     ]
 
 
-def test_terminal_gets_columns():
-    console = Console(file=io.StringIO(), width=120, force_terminal=True)
-    console.print(examination.table(console, REPORT))
-    assert "what to do" in console.file.getvalue()
+def test_terminal_gets_the_same_lines_with_the_severity_in_colour():
+    text = examination.lines(REPORT)
+    assert [text.plain[span.start : span.end].strip() for span in text.spans] == ["ok", "warning", "problem"]
+    assert [span.style for span in text.spans] == ["green", "yellow", "bold red"]
 
 
 def test_machine_alone_is_examined_without_a_run_file():

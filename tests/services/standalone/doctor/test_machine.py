@@ -17,9 +17,9 @@ FINE = {
 }
 
 
-def rows(*, needs_compiler: bool = True, **changes) -> dict[str, Severity]:
+def rows(*, has_torch: bool = True, needs_compiler: bool = True, **changes) -> dict[str, Severity]:
     facts = Machine(**{**FINE, **changes})
-    return {one.check: one.severity for one in machine.check(facts, needs_compiler=needs_compiler)}
+    return {one.check: one.severity for one in machine.check(facts, has_torch=has_torch, needs_compiler=needs_compiler)}
 
 
 def test_good_machine_has_nothing_to_do():
@@ -41,9 +41,13 @@ def test_little_of_something_is_a_warning(name, change):
 
 def test_shared_memory_of_a_container_names_the_flag():
     facts = Machine(**{**FINE, "shared_memory_bytes": GIB // 16})
-    (found,) = [one for one in machine.check(facts, needs_compiler=True) if one.check == "shared memory"]
+    (found,) = [one for one in machine.check(facts, has_torch=True, needs_compiler=True) if one.check == "shared memory"]
     assert found.found == "0.1 GiB in /dev/shm"
     assert "--shm-size" in found.remedy
+
+
+def test_shared_memory_does_not_matter_where_torch_is_not_installed():
+    assert "shared memory" not in rows(has_torch=False, shared_memory_bytes=0)
 
 
 def test_what_the_system_does_not_tell_has_no_row():
@@ -62,7 +66,7 @@ def test_clock_that_was_never_set_is_a_problem():
 @pytest.mark.parametrize(
     ("docker", "severity", "found"),
     [
-        (Docker(has_client=False), Severity.WARNING, "not installed"),
+        (Docker(has_client=False), Severity.OK, "not installed"),
         (Docker(True, problem="permission denied"), Severity.WARNING, "no engine answers: permission denied"),
         (Docker(True, "28.1.0"), Severity.WARNING, "engine 28.1.0, no Compose"),
         (Docker(True, "28.1.0", "1.29.2"), Severity.WARNING, "engine 28.1.0, Compose 1.29.2"),
