@@ -65,7 +65,7 @@ async def test_url_without_server_is_a_sentence(http_session, renderer, client, 
 async def test_missing_dataset_is_a_sentence(http_session, renderer, client):
     loader = EnvironmentLoader(http_session, renderer, client, import_allowlist=("examples",), seed=0)
     spec = EnvironmentSpec(name="c", import_path="examples.calculator:Calculator", tasks=ParquetTasks("none.parquet"))
-    with pytest.raises(ConfigurationError, match=r"got 'none\.parquet', which does not exist"):
+    with pytest.raises(ConfigurationError, match=r"got 'none\.parquet', and there is no"):
         await loader.load(spec)
 
 
