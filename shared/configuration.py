@@ -6,6 +6,7 @@ An unknown key, a wrong type and a value out of range are ConfigurationErrors. N
 needs a derived value computes it. Environment variables carry only addresses (`ADDRESS_VARIABLES`) and secrets (redis_address).
 """
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -50,9 +51,16 @@ class RolloutSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_return_sequences_in_group: PositiveInt = 8
     """G, episodes of one task."""
     async_generation_ratio: NonNegativeFloat = 1.0
-    """α: 0 is synchronous, 1 one-step off-policy, above fully asynchronous."""
+    """α: how many batches generation may run ahead. 0 is synchronous, 1 one-step off-policy, above fully asynchronous; between
+    two whole numbers, that share of each batch starts earlier. No token is trained at a lag above ⌈α⌉."""
     on_stale: Literal["regenerate", "drop"] = "regenerate"
     """What happens to a group over the bound: its task runs again first, or not at all."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.async_generation_ratio):
+            raise ValueError(
+                f"async_generation_ratio must be a finite number >= 0, got {self.async_generation_ratio}; it bounds the stream"
+            )
 
 
 class RedisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,6 +15,9 @@ Admission, with v updates published, B groups an update and α = async_generatio
 
     started - discarded <= floor((v + 1 + α) · B)
 
+The n-th group that counts is trained at version ceil(n / B) - 1 at the latest once its turn has come, so a group admitted at v
+has a lag of at most ceil(α): a fractional α sets which share of the groups reaches it (versions.max_lag).
+
 Each transition is one Lua script (shared/lua/), hence atomic for any number of agent processes and indivisible when one is
 killed: an episode's record enters the stream in the same step as it enters the books.
 """
@@ -28,7 +31,6 @@ from typing import Any, cast
 import msgspec
 import redis
 import redis.asyncio
-from redis.typing import EncodableT
 
 from shared import trajectory as trajectories
 from shared.errors import LedgerError
@@ -72,6 +74,16 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
+class LiveGroups:
+    """Groups that may still be trained, and how old they may be, at one instant."""
+
+    async_generation_ratio: float
+    ready: tuple[str, ...]
+    """Oldest start first."""
+    running: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Books:
     """The ledger's counts, in groups, at one instant."""
 
@@ -97,7 +109,20 @@ class Books:
         return self.started == self.running + self.ready + self.trained + sum(self.discarded.values())
 
 
-_SCRIPT_NAMES = ("admit", "renew", "adopt", "finish", "discard", "publish", "acknowledge", "restore", "books", "processes")
+_SCRIPT_NAMES = (
+    "configure",
+    "admit",
+    "renew",
+    "adopt",
+    "finish",
+    "discard",
+    "live",
+    "publish",
+    "acknowledge",
+    "restore",
+    "books",
+    "processes",
+)
 _record_decoder = msgspec.json.Decoder(GroupRecord)
 
 
@@ -158,9 +183,12 @@ class AdmissionLedger:
         return await self._scripts[name](keys=self._script_keys, args=list(arguments))
 
     async def configure(self, *, async_generation_ratio: float, batch_groups: int) -> None:
-        """Sets α and B of the admission formula; running groups are not disturbed."""
-        settings: list[EncodableT] = ["ratio", repr(async_generation_ratio), "batch_groups", batch_groups]
-        await self._client.hset(self._keys.ledger, items=settings)
+        """Sets α and B of the run file; an α that `set_ratio` set stays until a run file with another one comes."""
+        await self._run("configure", repr(async_generation_ratio), batch_groups)
+
+    async def set_ratio(self, async_generation_ratio: float) -> None:
+        """Sets α of a run that goes on: for admission and for the trainer's staleness decision at once."""
+        await self._client.hset(self._keys.ledger, "ratio", repr(async_generation_ratio))
 
     async def admit(self, *, group_id: str, environment: str, group_size: int, owner: str, lease_ms: int) -> GroupRecord | None:
         """A place for a group of `environment`, or None while the asynchronous ratio allows no more.
@@ -235,13 +263,9 @@ class TrainingLedger:
         """
         self._run("publish", version, *group_ids)
 
-    def live_groups(self) -> tuple[list[str], list[str]]:
-        """Ids of the ready groups, oldest start first, and of the running ones, at one instant."""
-        pipeline = self._client.pipeline(transaction=True)
-        pipeline.zrange(self._keys.ready, 0, -1)
-        pipeline.zrange(self._keys.running, 0, -1)
-        ready, running = pipeline.execute()
-        return [group_id.decode() for group_id in ready], [group_id.decode() for group_id in running]
+    def live_groups(self) -> LiveGroups:
+        ratio, ready, running = self._run("live")
+        return LiveGroups(float(ratio), tuple(id_.decode() for id_ in ready), tuple(id_.decode() for id_ in running))
 
     def acknowledge(self, version: int) -> int:
         """Everything trained up to `version` is in a durable checkpoint and may leave the stream.

@@ -106,18 +106,18 @@ def select(
     ready: Sequence[str],
     *,
     version: int,
-    async_generation_ratio: float,
+    max_lag: int,
     batch_groups: int,
 ) -> Selection:
     """The B oldest groups that may be trained at `version`, and those that may not any more.
 
-    A group is stale when its lag exceeds α; an incomplete one is then given up too, since it can only grow older. It has failed
-    when fewer than two of its episodes can be learnt from.
+    A group is stale when its lag exceeds `max_lag`; an incomplete one is then given up too, since it can only grow older. It has
+    failed when fewer than two of its episodes can be learnt from.
 
     Args: groups: those with an episode delivered. ready: ids of complete groups by the ledger's books, oldest start first; one
     that is not delivered in full yet holds back all younger ones, so that the order never depends on when pages arrive.
     """
-    stale = [group_id for group_id, group in groups.items() if group.lag(version) > async_generation_ratio]
+    stale = [group_id for group_id, group in groups.items() if group.lag(version) > max_lag]
     arrived = list(_arrived(groups, [group_id for group_id in ready if group_id not in stale]))
     failed = [group.group_id for group in arrived if len(group.trainable) < MIN_TRAINABLE]
     usable = [group for group in arrived if group.group_id not in failed]

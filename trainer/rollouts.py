@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 import redis
 
+from shared import versions
 from shared.configuration import RolloutSection
 from shared.errors import TrainingError
 from shared.ledger import Books, DiscardReason, TrainingLedger
@@ -69,13 +70,13 @@ class RolloutReader:
             self._assembler.add(Episode.of(delivery))
 
     def _select(self, version: int, progress: Progress) -> Selection:
-        ready, running = self._ledger.live_groups()
-        self._assembler.retain({*ready, *running})
+        live = self._ledger.live_groups()
+        self._assembler.retain({*live.ready, *live.running})
         selection = select(
             self._assembler.groups(),
-            ready,
+            live.ready,
             version=version,
-            async_generation_ratio=self._rollout.async_generation_ratio,
+            max_lag=versions.max_lag(live.async_generation_ratio),
             batch_groups=self._rollout.rollout_batch_size,
         )
         if selection.stale:
@@ -83,7 +84,7 @@ class RolloutReader:
         if selection.failed:
             # Not run again: a task that always fails would come back for ever, and first.
             self._ledger.discard(selection.failed, DiscardReason.FAILED, requeue=False)
-        usable = len(ready) - len({*ready} & {*selection.stale, *selection.failed})
+        usable = len(live.ready) - len({*live.ready} & {*selection.stale, *selection.failed})
         progress(min(usable, self._rollout.rollout_batch_size), self._rollout.rollout_batch_size)
         return selection
 

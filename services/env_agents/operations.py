@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from services.env_agents.evaluation import EvaluationRequest, EvaluationResult
-from services.env_agents.messages import EnvironmentDescription, Health, Status
+from services.env_agents.messages import EnvironmentDescription, Health, RolloutChanges, RolloutDescription, Status
 from services.env_agents.registry import PATCHABLE
 from shared.environment_spec import EnvironmentSpec
 
@@ -75,6 +75,7 @@ STATUS: Final = {
     "episodes_in_flight": 72,
     "episodes_by_environment": {"calculator": 48, "guess": 24},
 }
+ROLLOUT: Final = {"async_generation_ratio": 2.0, "max_lag": 2, "rollout_batch_size": 16, "version": 12, "groups_in_flight": 30}
 EVALUATION: Final = {
     "version": 12,
     "results": {"calculator": {"episodes": 64, "success_rate": 0.95, "mean_reward": 0.95, "outcomes": {"completed": 64}}},
@@ -204,6 +205,30 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             **_UNKNOWN,
             422: "only environments with evaluation_tasks can be evaluated; guess has none",
         },
+    ),
+    ("get", "/rollout"): Operation(
+        tag="rollout",
+        summary="How far generation may run ahead",
+        description="α, B and what they bound, as admission and the trainer read them now.",
+        status=200,
+        answer=RolloutDescription,
+        example=ROLLOUT,
+        refusals=_REDIS_AWAY,
+    ),
+    ("patch", "/rollout"): Operation(
+        tag="rollout",
+        summary="Change the asynchronous ratio",
+        description="For all processes of the run at once, trainer included. More opens places at once; less lets none start until "
+        "enough were trained, and groups over the new bound are stale.",
+        request=RolloutChanges.__name__,
+        requests={
+            "Fully asynchronous": {"async_generation_ratio": 2},
+            "Exactly on-policy": {"async_generation_ratio": 0},
+        },
+        status=200,
+        answer=RolloutDescription,
+        example=ROLLOUT,
+        refusals={422: "PATCH /rollout: async_generation_ratio: Expected `float` >= 0.0, got -1", **_REDIS_AWAY},
     ),
     ("get", "/health"): Operation(
         tag="process",

@@ -57,6 +57,17 @@ async def test_admission_is_the_floor_of_v_plus_1_plus_ratio_times_batch(
     assert [group is not None for group in admitted] == [True] * places + [False] * 2
 
 
+async def test_a_ratio_set_while_the_run_goes_on_stays_until_a_run_file_says_another(
+    agents: AdmissionLedger, trainer: TrainingLedger
+) -> None:
+    await agents.set_ratio(2.5)
+    assert trainer.live_groups().async_generation_ratio == 2.5
+    await agents.configure(async_generation_ratio=1.0, batch_groups=2)
+    assert trainer.books().async_generation_ratio == 2.5, "another process started with the same run file"
+    await agents.configure(async_generation_ratio=0.5, batch_groups=2)
+    assert trainer.books().async_generation_ratio == 0.5
+
+
 async def test_an_update_opens_one_batch_of_places(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
     groups = [await admit_and_finish(agents, f"g{i}") for i in range(4)]
     assert await admit(agents, "too many") is None
@@ -224,6 +235,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def configure(self, ratio: float, batch_groups: int) -> None:
         self.ratio, self.batch_groups = ratio, batch_groups
         self.loop.run(self.agents.configure(async_generation_ratio=ratio, batch_groups=batch_groups))
+
+    @rule(ratio=st.sampled_from([0.0, 0.5, 1.0, 2.5]))
+    def change_ratio(self, ratio: float) -> None:
+        self.ratio = ratio
+        self.loop.run(self.agents.set_ratio(ratio))
 
     @rule(lease_ms=st.sampled_from([EXPIRED_MS, LONG_MS]))
     def admit(self, lease_ms: int) -> None:

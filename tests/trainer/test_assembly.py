@@ -35,16 +35,16 @@ def assembled(episodes):
     return assembler.groups()
 
 
-def choose(episodes, ready, *, version=5, ratio=1.0, batch_groups=2):
-    return select(assembled(episodes), ready, version=version, async_generation_ratio=ratio, batch_groups=batch_groups)
+def choose(episodes, ready, *, version=5, max_lag=1, batch_groups=2):
+    return select(assembled(episodes), ready, version=version, max_lag=max_lag, batch_groups=batch_groups)
 
 
-@given(deliveries(), st.integers(0, 8), st.sampled_from([0.0, 1.0, 1.5, 4.0]), st.integers(1, 4))
-def test_no_trained_token_is_older_than_the_ratio_allows(case, version, ratio, batch_groups):
+@given(deliveries(), st.integers(0, 8), st.integers(0, 4), st.integers(1, 4))
+def test_no_trained_token_is_older_than_the_bound(case, version, max_lag, batch_groups):
     episodes, ready = case
-    for group in choose(episodes, ready, version=version, ratio=ratio, batch_groups=batch_groups).batch:
+    for group in choose(episodes, ready, version=version, max_lag=max_lag, batch_groups=batch_groups).batch:
         for item in group.trainable:
-            assert version - item.oldest_version <= ratio
+            assert version - item.oldest_version <= max_lag
 
 
 @given(deliveries(), st.integers(0, 8), st.integers(1, 4))
@@ -80,7 +80,7 @@ def test_a_ready_group_that_has_not_arrived_in_full_holds_back_younger_ones():
 
 
 def test_an_incomplete_group_that_is_already_too_old_is_given_up():
-    assert choose([episode("slow", 0, oldest_version=0)], [], version=2, ratio=1.0).stale == ("slow",)
+    assert choose([episode("slow", 0, oldest_version=0)], [], version=2, max_lag=1).stale == ("slow",)
 
 
 def test_a_group_with_one_episode_to_learn_from_has_failed():
@@ -93,12 +93,12 @@ def test_a_group_with_one_episode_to_learn_from_has_failed():
 def test_age_of_an_episode_that_does_not_train_does_not_count():
     episodes = [episode("g", 0, group_size=3, oldest_version=5), episode("g", 1, group_size=3, oldest_version=5)]
     episodes.append(episode("g", 2, group_size=3, oldest_version=0, is_trainable=False))
-    assert len(choose(episodes, ["g"], version=5, ratio=0.0, batch_groups=1).batch) == 1
+    assert len(choose(episodes, ["g"], version=5, max_lag=0, batch_groups=1).batch) == 1
 
 
 def test_tokens_of_a_lineage_that_was_cut_off_are_not_stale():
     episodes = [episode("g", 0, oldest_version=9), episode("g", 1, oldest_version=9)]
-    assert len(choose(episodes, ["g"], version=5, ratio=0.0, batch_groups=1).batch) == 1
+    assert len(choose(episodes, ["g"], version=5, max_lag=0, batch_groups=1).batch) == 1
 
 
 def test_groups_that_ended_elsewhere_are_forgotten():

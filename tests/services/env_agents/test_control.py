@@ -25,9 +25,21 @@ async def test_environment_lives_through_its_requests(http):
     assert (await http.get("/environments")).json() == []
 
 
+async def test_the_ratio_of_a_running_job_can_be_changed_and_is_read_by_everyone(http, redis_async, keys):
+    ledger = AdmissionLedger(redis_async, keys)
+    await ledger.configure(async_generation_ratio=1.0, batch_groups=2)
+    changed = await http.patch("/rollout", json={"async_generation_ratio": 1.5})
+    expected = {"async_generation_ratio": 1.5, "max_lag": 2, "rollout_batch_size": 2, "version": 0, "groups_in_flight": 0}
+    assert (changed.status_code, changed.json()) == (200, expected)
+    assert (await http.get("/rollout")).json() == expected
+    assert (await ledger.books()).async_generation_ratio == 1.5
+
+
 REGISTER = ("POST", "/environments")
 CHANGE = ("PATCH", "/environments/calculator")
 BAD_REQUESTS = [
+    ("PATCH", "/rollout", {"async_generation_ratio": -1}, 422, "async_generation_ratio: Expected `float` >= 0.0, got -1"),
+    ("PATCH", "/rollout", {"async_generation_rate": 1}, 422, "did you mean 'async_generation_ratio'?"),
     (*REGISTER, {"name": "x"}, 422, "exactly one of import_path and url"),
     (*REGISTER, {**CALCULATOR, "weigth": 1}, 422, "POST /environments: unknown key 'weigth'; did you mean 'weight'?"),
     (*REGISTER, {**CALCULATOR, "limits": {"max_turn": 1}}, 422, "unknown key 'limits.max_turn'; did you mean 'max_turns'?"),
