@@ -8,7 +8,7 @@ import redis.asyncio
 
 from shared import versions
 from shared.configuration import RolloutSection
-from shared.ledger import AdmissionLedger, TrainingLedger
+from shared.ledger import AdmissionLedger, DiscardReason, TrainingLedger
 from shared.stream import TrajectoryConsumer
 from tests.trainer.records import recorded
 from trainer.rollouts import RolloutReader
@@ -89,3 +89,22 @@ async def test_a_ratio_lowered_while_the_run_goes_on_bounds_what_was_started_bef
     await schedule.finish(list(schedule.running))
     schedule.update()
     assert schedule.lags[-BATCH_GROUPS:] == [0] * BATCH_GROUPS
+
+
+async def test_at_ratio_0_every_trained_token_is_of_the_version_being_trained(schedule, redis_client, keys):
+    """Also when a group fails on the way and its place is filled again."""
+    await schedule.agents.configure(async_generation_ratio=0.0, batch_groups=BATCH_GROUPS)
+    consumer = TrajectoryConsumer(redis_client, keys, schedule.training)
+    for _ in range(4):
+        await schedule.admit()
+        assert len(schedule.running) == BATCH_GROUPS
+        lost, _ = schedule.running.pop()
+        await schedule.agents.discard([lost.group_id], DiscardReason.ENVIRONMENT_GONE, requeue=False)
+        await schedule.admit()
+        await schedule.finish(list(schedule.running))
+        batch = schedule.reader.next_batch(schedule.version, progress=lambda *_: None, is_stopped=lambda: False)
+        for trajectory in consumer.fetch([episode.entry_id for group in batch for episode in group.trainable]):
+            is_sampled = trajectory.loss_mask == 1
+            assert (trajectory.token_versions[is_sampled] == schedule.version).all()
+        schedule.version += 1
+        schedule.training.publish(schedule.version, [group.group_id for group in batch])
