@@ -22,7 +22,7 @@ Each transition is one Lua script (shared/lua/), hence atomic for any number of 
 killed: an episode's record enters the stream in the same step as it enters the books.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
@@ -71,6 +71,15 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     admitted_version: int
     start_number: int
+    sampling_version: int | None = None
+    """Version in force when its first episode began to sample, so that no token is older; None before."""
+
+
+@dataclass(frozen=True)
+class ReadyGroup:
+    record: GroupRecord
+    num_episodes: int
+    """Those in the stream."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +87,21 @@ class LiveGroups:
     """Groups that may still be trained, and how old they may be, at one instant."""
 
     async_generation_ratio: float
-    ready: tuple[str, ...]
+    ready: tuple[ReadyGroup, ...]
     """Oldest start first."""
-    running: tuple[str, ...]
+    running: tuple[GroupRecord, ...]
+
+    @property
+    def ids(self) -> set[str]:
+        return {group.record.group_id for group in self.ready} | {record.group_id for record in self.running}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A group that ran has ended before all of its episodes did: what its owner still plays of it is for nothing."""
+
+    reason: str
+    group_id: str
 
 
 @dataclass(frozen=True)
@@ -114,6 +135,7 @@ _SCRIPT_NAMES = (
     "admit",
     "renew",
     "adopt",
+    "sampling",
     "finish",
     "discard",
     "live",
@@ -123,6 +145,7 @@ _SCRIPT_NAMES = (
     "books",
     "processes",
 )
+_LISTEN_S = 5.0
 _record_decoder = msgspec.json.Decoder(GroupRecord)
 
 
@@ -146,6 +169,7 @@ def _script_keys(keys: Keys) -> list[str]:
         keys.cursors,
         keys.trajectories,
         keys.processes,
+        keys.endings,
     ]
 
 
@@ -211,6 +235,23 @@ class AdmissionLedger:
         adopted = await self._run("adopt", owner, lease_ms)
         return None if adopted is None else (_record_decoder.decode(adopted[0]), adopted[1])
 
+    async def sampling(self, group_id: str) -> None:
+        """Notes that the first episode of a running group is about to sample; later calls change nothing."""
+        await self._run("sampling", group_id)
+
+    async def endings(self) -> AsyncGenerator[Ending, None]:
+        """Groups that end while they run, within a round trip of their end; for as long as the connection holds.
+
+        A message that comes while nobody listens is lost: `renew` tells the same, later.
+        """
+        async with self._client.pubsub(ignore_subscribe_messages=True) as pubsub:
+            await pubsub.subscribe(self._keys.endings)
+            while True:
+                message = await pubsub.get_message(timeout=_LISTEN_S)
+                if message is not None:
+                    reason, _, group_id = message["data"].decode().partition(" ")
+                    yield Ending(reason, group_id)
+
     async def finish(self, trajectory: Trajectory) -> Receipt:
         """Records one finished episode, once, however often it is called for the same group and sample index."""
         record = trajectories.encode(trajectory)
@@ -265,7 +306,11 @@ class TrainingLedger:
 
     def live_groups(self) -> LiveGroups:
         ratio, ready, running = self._run("live")
-        return LiveGroups(float(ratio), tuple(id_.decode() for id_ in ready), tuple(id_.decode() for id_ in running))
+        return LiveGroups(
+            float(ratio),
+            tuple(ReadyGroup(_record_decoder.decode(ready[i]), ready[i + 1]) for i in range(0, len(ready), 2)),
+            tuple(map(_record_decoder.decode, running)),
+        )
 
     def acknowledge(self, version: int) -> int:
         """Everything trained up to `version` is in a durable checkpoint and may leave the stream.

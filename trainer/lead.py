@@ -13,7 +13,7 @@ from shared.errors import ConfigurationError, LedgerError
 from shared.ledger import TrainingLedger
 from shared.trajectory import SUCCESS_REWARD
 from trainer.advantages import ADVANTAGE_ESTIMATORS
-from trainer.assembly import Episode, Group
+from trainer.assembly import Episode, Group, Selection
 from trainer.batching import BatchPlan, PlannedSequence, plan_shares
 from trainer.evaluation import Evaluations
 from trainer.learner import Learned
@@ -43,9 +43,12 @@ class Batch:
 
     @property
     def lags(self) -> list[int]:
-        """Of every episode."""
-        oldest = [episode.oldest_version for episode in self.episodes if episode.oldest_version is not None]
-        return [versions.lag(self.plan.version, version) for version in oldest]
+        """Of every episode with a token that carries loss: of its oldest such token."""
+        trained = [
+            [version for version, _ in episode.sampled_by_version if version >= self.plan.oldest_version]
+            for episode in self.episodes
+        ]
+        return [versions.lag(self.plan.version, sampled[0]) for sampled in trained if sampled]
 
 
 class Lead:
@@ -92,17 +95,17 @@ class Lead:
     def next_batch(self, version: int, num_ranks: int) -> Batch | None:
         """The batch of the update of `version`; None once stopped."""
         started = time.perf_counter()
-        groups = self._reader.next_batch(
+        selection = self._reader.next_batch(
             version,
             progress=lambda ready, needed: self._tracker.waiting(version, ready, needed),
             is_stopped=lambda: self._stop.is_set,
         )
-        if groups is None:
+        if selection is None:
             return None
         waited = time.perf_counter()
         self._tracker.training(version)
-        plan = plan_batch(groups, version, self._configuration, num_ranks)
-        return Batch(groups, plan, wait_s=waited - started, plan_s=time.perf_counter() - waited)
+        plan = plan_batch(selection, version, self._configuration, num_ranks)
+        return Batch(selection.batch, plan, wait_s=waited - started, plan_s=time.perf_counter() - waited)
 
     def push(self, policy: Policy, version: int) -> PushTimes:
         """Puts the policy's weights in force on the engines as `version`."""
@@ -119,6 +122,7 @@ class Lead:
             }
         )
         self._ledger.publish(version, batch.group_ids)
+        self._reader.give_up_stale(version)
 
     def acknowledge(self, version: int) -> None:
         """A checkpoint of `version` is on disk."""
@@ -140,22 +144,24 @@ class Lead:
         self._pusher.close()
 
 
-def plan_batch(groups: Sequence[Group], version: int, configuration: Configuration, num_ranks: int) -> BatchPlan:
-    """Advantages within each group, then every trainable episode into a micro-batch of a rank."""
+def plan_batch(selection: Selection, version: int, configuration: Configuration, num_ranks: int) -> BatchPlan:
+    """Advantages within each group, then every episode with a token that carries loss into a micro-batch of a rank."""
     trainer = configuration.trainer
     estimate = ADVANTAGE_ESTIMATORS[trainer.adv_estimator]
     sequences: list[PlannedSequence] = []
-    for group in groups:
+    num_sampled_tokens = 0
+    for group in selection.batch:
         rewards_G = np.array([episode.reward for episode in group.trainable])
         advantages_G = estimate(rewards_G, scale_by_std=trainer.scale_by_std)
-        sequences += [
-            PlannedSequence(episode.entry_id, episode.num_tokens, float(advantage))
-            for episode, advantage in zip(group.trainable, advantages_G, strict=True)
-        ]
+        for episode, advantage in zip(group.trainable, advantages_G, strict=True):
+            if count := episode.num_sampled_since(selection.oldest_version):
+                sequences.append(PlannedSequence(episode.entry_id, episode.num_tokens, float(advantage)))
+                num_sampled_tokens += count
     return BatchPlan(
         version=version,
+        oldest_version=selection.oldest_version,
         num_sequences=len(sequences),
-        num_sampled_tokens=sum(episode.num_sampled_tokens for group in groups for episode in group.trainable),
+        num_sampled_tokens=num_sampled_tokens,
         shares=plan_shares(sequences, num_ranks=num_ranks, max_tokens=trainer.ppo_max_token_len_per_gpu),
     )
 

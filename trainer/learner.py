@@ -70,14 +70,14 @@ class Learner:
         sums = MeasureSums(self.engine.device)
         for index, planned in enumerate(share):
             self.engine.set_gradient_accumulation_boundary(index == len(share) - 1)
-            loss = self._loss(plan, self._collate(planned, trajectories, plan.version), sums)
+            loss = self._loss(plan, self._collate(planned, trajectories, plan), sums)
             self.engine.backward(loss * ranks.count(), scale_wrt_gas=False)
         return sums.reduce()
 
-    def _collate(self, planned: MicroBatchPlan, trajectories: Mapping[str, Trajectory], version: int) -> MicroBatch:
+    def _collate(self, planned: MicroBatchPlan, trajectories: Mapping[str, Trajectory], plan: BatchPlan) -> MicroBatch:
         rows = [trajectories[sequence.entry_id] for sequence in planned]
         advantages = [sequence.advantage for sequence in planned]
-        return collate(rows, advantages, version=version, device=self.engine.device)
+        return collate(rows, advantages, version=plan.version, oldest_version=plan.oldest_version, device=self.engine.device)
 
     def _loss(self, plan: BatchPlan, rows: MicroBatch, sums: MeasureSums) -> Tensor:
         """This micro-batch's share of the loss of the whole batch."""

@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterable
 
 import redis
 
-from shared import versions
 from shared.configuration import RolloutSection
 from shared.errors import TrainingError
 from shared.ledger import Books, DiscardReason, TrainingLedger
 from shared.stream import Delivery, TrajectoryConsumer
-from trainer.assembly import Episode, Group, GroupAssembler, Selection, select
+from trainer.assembly import Episode, GroupAssembler, Selection, select
 
 POLL_MS = 500
 
@@ -34,20 +33,29 @@ class RolloutReader:
         self._assembler = GroupAssembler()
         self._must_reread = True
 
-    def next_batch(self, version: int, *, progress: Progress, is_stopped: Callable[[], bool]) -> tuple[Group, ...] | None:
-        """The groups that the update of `version` trains on; None once stopped.
+    def next_batch(self, version: int, *, progress: Progress, is_stopped: Callable[[], bool]) -> Selection | None:
+        """A selection whose batch the update of `version` trains on; None once stopped.
 
         Raises: TrainingError after `timeout_s` without a batch, with where the episodes are.
         """
         deadline = time.monotonic() + self._timeout_s
+        complete_since: float | None = None
         while not is_stopped():
             self._receive()
-            selection = self._select(version, progress)
+            selection = self._select(version)
+            progress(min(selection.num_usable, self._rollout.rollout_batch_size), self._rollout.rollout_batch_size)
+            now = time.monotonic()
             if selection.batch:
-                return selection.batch
-            if time.monotonic() > deadline:
+                complete_since = complete_since or now
+                if not selection.awaited or now > complete_since + self._rollout.stale_wait_s:
+                    return selection
+            elif now > deadline:
                 raise TrainingError(stuck(self._ledger.books(), self._rollout, self._timeout_s))
         return None
+
+    def give_up_stale(self, version: int) -> None:
+        """Discards what the update of `version` or a later one cannot train, so that its episodes end now."""
+        self._select(version)
 
     def _receive(self) -> None:
         try:
@@ -69,23 +77,21 @@ class RolloutReader:
         for delivery in deliveries:
             self._assembler.add(Episode.of(delivery))
 
-    def _select(self, version: int, progress: Progress) -> Selection:
+    def _select(self, version: int) -> Selection:
         live = self._ledger.live_groups()
-        self._assembler.retain({*live.ready, *live.running})
+        self._assembler.retain(live.ids)
         selection = select(
             self._assembler.groups(),
-            live.ready,
+            live,
             version=version,
-            max_lag=versions.max_lag(live.async_generation_ratio),
+            on_stale=self._rollout.on_stale,
             batch_groups=self._rollout.rollout_batch_size,
         )
         if selection.stale:
-            self._ledger.discard(selection.stale, DiscardReason.STALE, requeue=self._rollout.on_stale == "regenerate")
+            self._ledger.discard(selection.stale, DiscardReason.STALE, requeue=self._rollout.on_stale != "drop")
         if selection.failed:
             # Not run again: a task that always fails would come back for ever, and first.
             self._ledger.discard(selection.failed, DiscardReason.FAILED, requeue=False)
-        usable = len(live.ready) - len({*live.ready} & {*selection.stale, *selection.failed})
-        progress(min(usable, self._rollout.rollout_batch_size), self._rollout.rollout_batch_size)
         return selection
 
 

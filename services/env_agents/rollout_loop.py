@@ -51,19 +51,22 @@ class RolloutSettings:
     """How long running episodes may go on after `stop`."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _RunningGroup:
     """A group under this process's lease, with the tasks of the episodes it still plays."""
 
     record: GroupRecord
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    is_sampling: bool = False
+    """The ledger knows that its first episode has begun to sample."""
 
 
 class RolloutLoop:
     """Admission, leases, adoption and recording, for as long as `run` runs.
 
     A group is here from its admission or adoption until all of its episodes are recorded, or until it is lost: discarded,
-    adopted by another process, or its environment deleted. A lost group's episodes are cancelled; the ledger knows of them.
+    adopted by another process, or its environment deleted. A lost group's episodes are cancelled at once, with their requests to
+    the engines; the ledger knows of them.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class RolloutLoop:
             keepers = [
                 self._tasks.create_task(self._keep_leases()),
                 self._tasks.create_task(self._adopt_expired()),
+                self._tasks.create_task(self._follow_endings()),
                 self._tasks.create_task(self._follow_registry()),
             ]
             await self._admit_groups()
@@ -164,7 +168,7 @@ class RolloutLoop:
             return False
         group = self._group_by_id.setdefault(record.group_id, _RunningGroup(record))
         for index in sample_indexes:
-            task = group.tasks[index] = self._tasks.create_task(self._play(record, index, environment))
+            task = group.tasks[index] = self._tasks.create_task(self._play(group, index, environment))
             task.add_done_callback(functools.partial(self._settle, group, index))
         await asyncio.sleep(0)  # The new episodes claim their places before anyone asks whether there are more.
         self._metrics.episodes_in_flight.set(self.num_episodes_in_flight)
@@ -176,9 +180,9 @@ class RolloutLoop:
         if not self._registry.is_registered(record.environment):
             await self._ledger.discard([record.group_id], DiscardReason.ENVIRONMENT_GONE, requeue=False)
 
-    async def _play(self, record: GroupRecord, sample_index: int, environment: RegisteredEnvironment) -> None:
+    async def _play(self, group: _RunningGroup, sample_index: int, environment: RegisteredEnvironment) -> None:
         """One episode, from its place in the environment's bound to its record in the stream."""
-        loaded = environment.loaded
+        record, loaded = group.record, environment.loaded
         started = time.perf_counter()
         task = loaded.tasks.task(record.task_index)
         identity = EpisodeIdentity(
@@ -193,8 +197,17 @@ class RolloutLoop:
         )
         async with environment.slots:
             queued_s = time.perf_counter() - started
-            trajectory = await self._agent.run(loaded.create, loaded.spec, task, identity, queued_s=queued_s)
+            trajectory = await self._agent.run(
+                loaded.create, loaded.spec, task, identity, queued_s=queued_s, before_sampling=lambda: self._note_sampling(group)
+            )
         await self._record(trajectory)
+
+    async def _note_sampling(self, group: _RunningGroup) -> None:
+        """Tells the ledger how old a group can be. If Redis is away, its first finished episode tells."""
+        if not group.is_sampling:
+            group.is_sampling = True
+            with contextlib.suppress(*REDIS_AWAY):
+                await self._ledger.sampling(group.record.group_id)
 
     async def _record(self, trajectory: Trajectory) -> None:
         """Writes a finished episode, even if its group was lost meanwhile: the ledger knows what to do with it."""
@@ -205,7 +218,7 @@ class RolloutLoop:
         receipt = await self._until_redis_answers(lambda: self._ledger.finish(trajectory))
         self._metrics.count_episode(trajectory, receipt)
         if receipt is Receipt.GONE:
-            self._cancel(trajectory.group_id)
+            self._cancel(trajectory.group_id, "gone")
         if receipt is not Receipt.DUPLICATE:
             await self._count(trajectory)
 
@@ -220,12 +233,12 @@ class RolloutLoop:
             del self._group_by_id[group.record.group_id]
         self._metrics.episodes_in_flight.set(self.num_episodes_in_flight)
 
-    def _cancel(self, group_id: str) -> None:
-        """Ends what this process still plays of a lost group."""
+    def _cancel(self, group_id: str, reason: str) -> None:
+        """Ends what this process still plays of a group that nobody needs any more, requests to the engines included."""
         group = self._group_by_id.pop(group_id, None)
         if group is None:
             return
-        self._metrics.groups_lost.inc()
+        self._metrics.groups_cancelled.labels(reason).inc()
         for task in group.tasks.values():
             if task not in self._recording:
                 task.cancel()
@@ -233,8 +246,19 @@ class RolloutLoop:
     async def _keep_leases(self) -> None:
         while True:
             for group_id in await self._until_redis_answers(self._renew):
-                self._cancel(group_id)
+                self._cancel(group_id, "lost")
             await asyncio.sleep(self._settings.lease_s / 3)
+
+    async def _follow_endings(self) -> None:
+        """Cancels at once what the trainer or the ledger no longer needs; what it misses, `_keep_leases` finds."""
+        while True:
+            try:
+                async with contextlib.aclosing(self._ledger.endings()) as endings:
+                    async for ending in endings:
+                        self._cancel(ending.group_id, ending.reason)
+            except REDIS_AWAY as error:
+                self._note_failure(error)
+                await asyncio.sleep(_FIRST_BACKOFF_S)
 
     def _renew(self) -> Awaitable[list[str]]:
         return self._ledger.renew(owner=self._settings.owner, lease_ms=self._lease_ms, group_ids=list(self._group_by_id))
@@ -264,7 +288,7 @@ class RolloutLoop:
             records = [group.record for group in self._group_by_id.values()]
             for record in records:
                 if not self._registry.is_registered(record.environment):
-                    self._cancel(record.group_id)
+                    self._cancel(record.group_id, DiscardReason.ENVIRONMENT_GONE)
                     await self._until_redis_answers(functools.partial(self._give_up, record))
 
     async def _wait_for_episodes(self) -> None:

@@ -4,7 +4,7 @@ local count = 0
 for i = 4, #ARGV do
   local group_id = ARGV[i]
   local record = group_record(group_id)
-  local is_given_up = record and redis.call('ZREM', RUNNING, group_id) > 0
+  local is_given_up = record and end_run(group_id, ARGV[1])
   if record and not is_given_up and ARGV[3] == '0' then
     is_given_up = redis.call('ZREM', READY, group_id) > 0
   end

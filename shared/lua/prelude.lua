@@ -1,7 +1,7 @@
 -- Before every ledger script: the keys by name (shared/keys.py), and what several transitions do.
 local LEDGER, RUNNING, OWNERS, READY, UNSAVED = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local GROUPS, FINISHED, REQUEUED, CURSORS, STREAM = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local PROCESSES = KEYS[11]
+local PROCESSES, ENDINGS = KEYS[11], KEYS[12]
 local CONSUMER_GROUP = 'trainer'
 
 local function now_ms()
@@ -12,6 +12,16 @@ end
 local function group_record(group_id)
   local record = redis.call('HGET', GROUPS, group_id)
   return record and cjson.decode(record) or nil
+end
+
+-- Takes a group from the running ones, and tells its owner to cancel what it still plays of it. Returns whether it ran.
+local function end_run(group_id, reason)
+  if redis.call('ZREM', RUNNING, group_id) == 0 then
+    return false
+  end
+  redis.call('HDEL', OWNERS, group_id)
+  redis.call('PUBLISH', ENDINGS, reason .. ' ' .. group_id)
+  return true
 end
 
 -- Sample indexes of a group that have a record in the stream.

@@ -262,6 +262,11 @@ class LedgerMachine(RuleBasedStateMachine):
             del self.missing[group_id]
             self.ready.append(group_id)
 
+    @precondition(lambda self: self.missing)
+    @rule(data=st.data())
+    def sample(self, data: st.DataObject) -> None:
+        self.loop.run(self.agents.sampling(data.draw(st.sampled_from(sorted(self.missing)))))
+
     @rule()
     def adopt(self) -> None:
         adopted = self.loop.run(self.agents.adopt(owner="survivor", lease_ms=EXPIRED_MS))
@@ -320,6 +325,12 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         assert (books.trained, books.unsaved) == (len(self.trained_at) + len(self.saved), len(self.trained_at))
         assert sum(books.discarded.values()) == self.discarded
+
+    @invariant()
+    def trainer_sees_what_is_live(self) -> None:
+        live = self.trainer.live_groups()
+        assert [group.record.group_id for group in live.ready] == sorted(self.ready, key=lambda id_: self.records[id_].start_number)
+        assert {record.group_id for record in live.running} == set(self.missing)
 
     @invariant()
     def every_finished_episode_that_is_not_durable_is_in_the_stream(self) -> None:

@@ -39,8 +39,8 @@ class Schedule:
                 await self.agents.finish(recorded(group, index, reward=float(index), version=version))
 
     def update(self):
-        batch = self.reader.next_batch(self.version, progress=lambda *_: None, is_stopped=lambda: False)
-        self.lags += [group.lag(self.version) for group in batch]
+        batch = self.reader.next_batch(self.version, progress=lambda *_: None, is_stopped=lambda: False).batch
+        self.lags += [versions.lag(self.version, group.oldest_version) for group in batch]
         self.version += 1
         self.training.publish(self.version, [group.group_id for group in batch])
         self.training.acknowledge(self.version)
@@ -102,7 +102,7 @@ async def test_at_ratio_0_every_trained_token_is_of_the_version_being_trained(sc
         await schedule.agents.discard([lost.group_id], DiscardReason.ENVIRONMENT_GONE, requeue=False)
         await schedule.admit()
         await schedule.finish(list(schedule.running))
-        batch = schedule.reader.next_batch(schedule.version, progress=lambda *_: None, is_stopped=lambda: False)
+        batch = schedule.reader.next_batch(schedule.version, progress=lambda *_: None, is_stopped=lambda: False).batch
         for trajectory in consumer.fetch([episode.entry_id for group in batch for episode in group.trainable]):
             is_sampled = trajectory.loss_mask == 1
             assert (trajectory.token_versions[is_sampled] == schedule.version).all()

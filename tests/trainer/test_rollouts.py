@@ -58,8 +58,8 @@ def new_reader(redis_client, keys, ledger):
 
 
 def batch_of(reader, version=0, is_stopped=lambda: False):
-    groups = reader.next_batch(version, progress=lambda ready, needed: None, is_stopped=is_stopped)
-    return groups and [group.group_id for group in groups]
+    selection = reader.next_batch(version, progress=lambda ready, needed: None, is_stopped=is_stopped)
+    return selection and [group.group_id for group in selection.batch]
 
 
 async def test_a_batch_is_the_oldest_groups_in_the_order_they_started(agents, new_reader):
@@ -110,6 +110,40 @@ async def test_a_dropped_stale_group_does_not_run_again(agents, new_reader, ledg
         batch_of(new_reader(rollout), version=2)
     books = ledger.books()
     assert (books.discarded, books.requeued) == ({"stale": 1}, 0)
+
+
+class Clock:
+    """Seconds that pass only when the trainer looks."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        self.now += 1.0
+        return self.now
+
+
+async def test_waiting_for_a_straggler_ends_when_it_is_ready_or_the_deadline_passes(agents, new_reader, ledger, monkeypatch):
+    rollout = RolloutSection(rollout_batch_size=2, num_return_sequences_in_group=2, on_stale="wait", stale_wait_s=3.0)
+    straggler = await agents.start()
+    await agents.ledger.sampling(straggler.group_id)
+    ledger.publish(1, [])
+    for _ in range(2):
+        await agents.finish(await agents.start(), version=1)
+    monkeypatch.setattr("trainer.rollouts.time", Clock())
+    assert batch_of(new_reader(rollout, timeout_s=30), version=1) == ["g2", "g3"], "after the deadline"
+    await agents.finish(straggler, version=0)
+    assert batch_of(new_reader(rollout, timeout_s=30), version=1) == ["g1", "g2"]
+
+
+async def test_what_became_stale_with_an_update_is_given_up_at_once(agents, new_reader, ledger):
+    samples, waits = await agents.start(), await agents.start()
+    await agents.ledger.sampling(samples.group_id)
+    for version in (1, 2):
+        ledger.publish(version, [])
+        new_reader().give_up_stale(version)
+    assert [record.group_id for record in ledger.live_groups().running] == [waits.group_id]
+    assert ledger.books().discarded == {"stale": 1}
 
 
 async def test_a_group_whose_environment_broke_is_discarded_and_runs_again(agents, new_reader, ledger):

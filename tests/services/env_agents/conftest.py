@@ -1,5 +1,6 @@
 """A small tokenizer with the real chat format, and a hub that is fake only where the transport begins."""
 
+import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -64,6 +65,8 @@ class FakeHub:
     url: str = ""
     requests: list[dict] = field(default_factory=list)
     session_ids: list[str] = field(default_factory=list)
+    transports: list[asyncio.Transport] = field(default_factory=list)
+    """Of the connections that requests came on."""
     faults: list[int] = field(default_factory=list)
     """HTTP statuses to answer first; 0 closes the connection."""
 
@@ -75,6 +78,7 @@ class FakeHub:
             return web.json_response({"detail": "a fault"}, status=status or 500)
         body = await request.json()
         self.requests.append(body)
+        self.transports.append(request.transport)
         self.session_ids.append(request.headers["X-Session-Id"])
         answer = self.policy(self.tokenizer.decode(body["input_ids"]))
         text = answer if isinstance(answer, str) else await answer

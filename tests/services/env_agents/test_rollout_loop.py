@@ -234,6 +234,50 @@ async def test_lost_groups_are_cancelled(run_loop, register, training, redis_cli
     await wait_until(lambda: not loop._group_by_id.keys() & set(groups[:3]), description="discarded groups are gone here too")
 
 
+async def test_episodes_of_a_discarded_group_end_at_once_with_their_requests_to_the_engines(
+    run_loop, register, training, redis_client, keys, hub
+):
+    never = asyncio.Event()
+
+    async def stuck(_):
+        await never.wait()
+        return "42<|im_end|>"
+
+    hub.policy = stuck
+    await register()
+    loop, _, _ = await run_loop(lease_s=3600)
+    await wait_until(lambda: len(hub.transports) == 16, description="every episode waits for the engine")
+    first, groups = list(hub.transports), [group_id.decode() for group_id in redis_client.hkeys(keys.groups)]
+    training.discard(groups, DiscardReason.STALE, requeue=False)
+    await wait_until(lambda: not loop._group_by_id.keys() & set(groups), description="they are gone without a lease's help")
+    await wait_until(lambda: all(transport.is_closing() for transport in first), description="their requests are closed")
+    never.set()
+
+
+async def test_endings_are_followed_again_after_redis_was_away(run_loop, register, training, redis_client, keys, gate):
+    await register()
+    gate.let(0)
+    loop, _, _ = await run_loop(lease_s=3600)
+    await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
+    redis_client.client_kill_filter(_type="pubsub")
+    await wait_until(lambda: redis_client.pubsub_numsub(keys.endings)[0][1] == 1, description="it listens again")
+    [group_id, *_] = [group_id.decode() for group_id in redis_client.hkeys(keys.groups)]
+    training.discard([group_id], DiscardReason.STALE, requeue=False)
+    await wait_until(lambda: group_id not in loop._group_by_id, description="it heard of it")
+
+
+async def test_the_ledger_knows_from_when_on_a_group_samples(run_loop, register, training, gate):
+    await register()
+    gate.let(0)
+    await run_loop()
+
+    def do_sample():
+        running = training.live_groups().running
+        return len(running) == 4 and all(record.sampling_version == 0 for record in running)
+
+    await wait_until(do_sample, description="all sample")
+
+
 async def test_requeued_tasks_run_before_new_ones(run_loop, register, training, redis_client, keys, gate, records):
     await register()
     gate.let(0)
