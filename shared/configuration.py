@@ -49,7 +49,19 @@ class RolloutSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rollout_batch_size: PositiveInt = 16
     """B, groups consumed by one update."""
     num_return_sequences_in_group: PositiveInt = 8
-    """G, episodes of one task."""
+    """G, finished episodes of one task that make a group."""
+    redundant_episodes: NonNegativeInt = 0
+    """R: a group starts G + R episodes, is complete with the first G, and the rest are cancelled."""
+    redundant_groups: NonNegativeInt = 0
+    """Groups beyond α that may run while no whole batch is ready. What is not needed for it stays for the next, if not stale."""
+    group_deadline_s: PositiveFloat | None = None
+    """A group that runs longer is complete with `min_group_size` finished episodes; None waits for all G."""
+    min_group_size: PositiveInt = 2
+    group_filters: tuple[str, ...] = ()
+    """Groups not worth training, discarded when they complete: zero_variance, all_failed, or package.module:function of a
+    group's trajectories, inside env_agents.import_allowlist, that says whether to discard it."""
+    max_filtered_groups: PositiveInt = 256
+    """Training stops when filters discard so many groups in a row."""
     async_generation_ratio: NonNegativeFloat = 1.0
     """α: how many batches generation may run ahead. 0 is synchronous, 1 one-step off-policy, above fully asynchronous; between
     two whole numbers, that share of each batch starts earlier. No token is trained at a lag above ⌈α⌉."""
@@ -59,12 +71,6 @@ class RolloutSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mask: the group is trained without its tokens over the bound."""
     stale_wait_s: PositiveFloat = 600.0
     """Longest wait of one update for such groups, with on_stale: wait."""
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.async_generation_ratio):
-            raise ValueError(
-                f"async_generation_ratio must be a finite number >= 0, got {self.async_generation_ratio}; it bounds the stream"
-            )
 
 
 class RedisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -206,10 +212,21 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         names = [spec.name for spec in self.env_agents.environments]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"environment names must differ, got {', '.join(sorted(repeated))} more than once")
-        if self.trainer.adv_estimator == "grpo" and self.rollout.num_return_sequences_in_group < 2:
+        if self.trainer.adv_estimator == "grpo":
+            for name in ("num_return_sequences_in_group", "min_group_size"):
+                if getattr(self.rollout, name) < 2:
+                    raise ValueError(
+                        f"rollout.{name} must be >= 2 with the group-relative estimator 'grpo', got {getattr(self.rollout, name)}"
+                    )
+        if self.rollout.min_group_size > self.rollout.num_return_sequences_in_group:
             raise ValueError(
-                "rollout.num_return_sequences_in_group must be >= 2 with the group-relative estimator 'grpo', "
-                f"got {self.rollout.num_return_sequences_in_group}"
+                "rollout.min_group_size must be <= rollout.num_return_sequences_in_group="
+                f"{self.rollout.num_return_sequences_in_group}, got {self.rollout.min_group_size}; no group has more episodes"
+            )
+        if not math.isfinite(self.rollout.async_generation_ratio):
+            raise ValueError(
+                f"rollout.async_generation_ratio must be a finite number >= 0, got {self.rollout.async_generation_ratio}; "
+                "it bounds the stream"
             )
 
 

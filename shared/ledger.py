@@ -5,7 +5,7 @@ A group is WAITING → RUNNING → READY → TRAINED, or DISCARDED from RUNNING 
     WAITING   a place is free                                              agents:  admit()
     RUNNING   episodes in flight under a lease; an expired lease lets      agents:  renew(), adopt()
               another agent process run the episodes that are missing
-    READY     all of its episodes are in the stream                        agents:  finish() of the last episode
+    READY     the episodes it needs are in the stream                      agents:  finish() of the last one, settle()
     TRAINED   the policy learnt from it; unsaved until a checkpoint        trainer: publish(), acknowledge()
               holds what it taught, and READY again if that is lost        trainer: restore()
     DISCARDED counted by reason, its task run again first if wanted        either:  discard()
@@ -13,7 +13,7 @@ A group is WAITING → RUNNING → READY → TRAINED, or DISCARDED from RUNNING 
 Invariant, at every instant:  started = running + ready + trained + discarded.
 Admission, with v updates published, B groups an update and α = async_generation_ratio:
 
-    started - discarded <= floor((v + 1 + α) · B)
+    started - discarded <= floor((v + 1 + α) · B)        and redundant groups beyond that while fewer than B are ready
 
 The n-th group that counts is trained at version ceil(n / B) - 1 at the latest once its turn has come, so a group admitted at v
 has a lag of at most ceil(α): a fractional α sets which share of the groups reaches it (versions.max_lag).
@@ -51,6 +51,10 @@ class DiscardReason(StrEnum):
     """Its environment was deleted while it ran or waited to run again."""
 
 
+FILTERED = "filtered:"
+"""Prefix of the reason of a group that a filter of the run discarded."""
+
+
 class Receipt(StrEnum):
     """What became of a finished episode."""
 
@@ -59,13 +63,18 @@ class Receipt(StrEnum):
     """Another attempt of the same episode was recorded first."""
     GONE = "gone"
     """Its group had been discarded."""
+    SURPLUS = "surplus"
+    """Its group was complete without it."""
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What it takes to run a group: G episodes of one task. `start_number` orders consumption, oldest first."""
+    """What it takes to run a group: episodes of one task. `start_number` orders consumption, oldest first."""
 
     group_id: str
     group_size: int
+    """Episodes started."""
+    num_needed: int
+    """G, finished episodes that complete it."""
     environment: str
     task_index: int
     attempt: int
@@ -117,12 +126,17 @@ class Books:
     trained: int
     unsaved: int
     discarded: Mapping[str, int]
-    """By DiscardReason."""
+    """By DiscardReason, or `filtered:` and the filter's name."""
     requeued: int
     episodes_finished: int
     """Episodes whose record ever entered the stream."""
     episodes_discarded: int
     """Those of them whose group was discarded."""
+    episodes_surplus: int
+    """Episodes that had not finished when their group was complete without them."""
+    filtered_in_a_row: int
+    """Groups that filters discarded since one was kept."""
+    redundant_groups: int
     stream_entries: int
 
     @property
@@ -137,6 +151,7 @@ _SCRIPT_NAMES = (
     "adopt",
     "sampling",
     "finish",
+    "settle",
     "discard",
     "live",
     "publish",
@@ -190,6 +205,9 @@ def _parse_books(reply: Sequence[Any]) -> Books:
         requeued=requeued,
         episodes_finished=int(fields.get("episodes_finished", 0)),
         episodes_discarded=int(fields.get("episodes_discarded", 0)),
+        episodes_surplus=int(fields.get("episodes_surplus", 0)),
+        filtered_in_a_row=int(fields.get("filtered_in_a_row", 0)),
+        redundant_groups=int(fields.get("redundant_groups", 0)),
         stream_entries=stream_entries,
     )
 
@@ -206,20 +224,24 @@ class AdmissionLedger:
     async def _run(self, name: str, *arguments: str | int | bytes) -> Any:
         return await self._scripts[name](keys=self._script_keys, args=list(arguments))
 
-    async def configure(self, *, async_generation_ratio: float, batch_groups: int) -> None:
-        """Sets α and B of the run file; an α that `set_ratio` set stays until a run file with another one comes."""
-        await self._run("configure", repr(async_generation_ratio), batch_groups)
+    async def configure(self, *, async_generation_ratio: float, batch_groups: int, redundant_groups: int = 0) -> None:
+        """Sets α, B and redundant groups of the run file; an α of `set_ratio` stays until a run file with another one comes."""
+        await self._run("configure", repr(async_generation_ratio), batch_groups, redundant_groups)
 
     async def set_ratio(self, async_generation_ratio: float) -> None:
         """Sets α of a run that goes on: for admission and for the trainer's staleness decision at once."""
         await self._client.hset(self._keys.ledger, "ratio", repr(async_generation_ratio))
 
-    async def admit(self, *, group_id: str, environment: str, group_size: int, owner: str, lease_ms: int) -> GroupRecord | None:
+    async def admit(
+        self, *, group_id: str, environment: str, group_size: int, owner: str, lease_ms: int, num_needed: int | None = None
+    ) -> GroupRecord | None:
         """A place for a group of `environment`, or None while the asynchronous ratio allows no more.
 
         Tasks that wait to run again come first, so the record may name another environment than the one asked for.
+
+        Args: group_size: episodes to start. num_needed: those that complete it, None for all.
         """
-        record = await self._run("admit", group_id, environment, group_size, owner, lease_ms)
+        record = await self._run("admit", group_id, environment, group_size, num_needed or group_size, owner, lease_ms)
         return None if record is None else _record_decoder.decode(record)
 
     async def renew(self, *, owner: str, lease_ms: int, group_ids: Iterable[str]) -> list[str]:
@@ -252,11 +274,31 @@ class AdmissionLedger:
                     reason, _, group_id = message["data"].decode().partition(" ")
                     yield Ending(reason, group_id)
 
-    async def finish(self, trajectory: Trajectory) -> Receipt:
-        """Records one finished episode, once, however often it is called for the same group and sample index."""
+    async def finish(self, trajectory: Trajectory, *, num_needed: int | None = None, verdict: str = "") -> Receipt:
+        """Records one finished episode, once, however often it is called for the same group and sample index.
+
+        Args: num_needed: finished episodes that complete the group, None for the number it was admitted with. verdict: name of
+        the filter that discards the group if this episode completes it, or "".
+        """
         record = trajectories.encode(trajectory)
-        reply = await self._run("finish", trajectory.group_id, trajectory.sample_index, record)
+        needed = "" if num_needed is None else num_needed
+        reply = await self._run("finish", trajectory.group_id, trajectory.sample_index, record, needed, verdict)
         return Receipt(reply.decode())
+
+    async def settle(self, group_id: str, *, num_needed: int, verdict: str) -> None:
+        """Completes a running group with the episodes that have finished, if they are enough; see `finish`."""
+        await self._run("settle", group_id, num_needed, verdict)
+
+    async def finished(self, record: GroupRecord, sample_indexes: Iterable[int]) -> list[Trajectory]:
+        """The recorded episodes of a running group."""
+        fields = [f"{record.group_id}:{index}" for index in sample_indexes]
+        entry_ids = await self._client.hmget(self._keys.finished, fields) if fields else []
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for entry_id in entry_ids:
+                if entry_id is not None:
+                    pipeline.xrange(self._keys.trajectories, entry_id, entry_id)
+            pages = await pipeline.execute()
+        return [trajectories.decode(entry[b"trajectory"]) for page in pages for _, entry in page]
 
     async def discard(self, group_ids: Iterable[str], reason: DiscardReason, *, requeue: bool) -> int:
         """Gives up groups that still run; returns how many did. A ready group is the trainer's to decide on."""

@@ -7,7 +7,7 @@ import redis
 
 from shared.configuration import RolloutSection
 from shared.errors import TrainingError
-from shared.ledger import Books, DiscardReason, TrainingLedger
+from shared.ledger import FILTERED, Books, DiscardReason, TrainingLedger
 from shared.stream import Delivery, TrajectoryConsumer
 from trainer.assembly import Episode, GroupAssembler, Selection, select
 
@@ -36,7 +36,7 @@ class RolloutReader:
     def next_batch(self, version: int, *, progress: Progress, is_stopped: Callable[[], bool]) -> Selection | None:
         """A selection whose batch the update of `version` trains on; None once stopped.
 
-        Raises: TrainingError after `timeout_s` without a batch, with where the episodes are.
+        Raises: TrainingError after `timeout_s` without a batch, or when none can come, with the reason.
         """
         deadline = time.monotonic() + self._timeout_s
         complete_since: float | None = None
@@ -49,8 +49,8 @@ class RolloutReader:
                 complete_since = complete_since or now
                 if not selection.awaited or now > complete_since + self._rollout.stale_wait_s:
                     return selection
-            elif now > deadline:
-                raise TrainingError(stuck(self._ledger.books(), self._rollout, self._timeout_s))
+            elif problem := why_no_batch(self._ledger.books(), self._rollout, is_late=now > deadline, timeout_s=self._timeout_s):
+                raise TrainingError(problem)
         return None
 
     def give_up_stale(self, version: int) -> None:
@@ -93,6 +93,35 @@ class RolloutReader:
             # Not run again: a task that always fails would come back for ever, and first.
             self._ledger.discard(selection.failed, DiscardReason.FAILED, requeue=False)
         return selection
+
+
+def why_no_batch(books: Books, rollout: RolloutSection, *, is_late: bool, timeout_s: float) -> str | None:
+    """Why training must stop waiting for a batch; None if it may go on."""
+    if books.filtered_in_a_row >= rollout.max_filtered_groups:
+        return all_filtered(books, rollout)
+    num_places = int((1 + books.async_generation_ratio) * books.batch_groups) + books.redundant_groups
+    if 0 < num_places < rollout.rollout_batch_size:
+        return (
+            f"rollout.rollout_batch_size must be the same for trainer and agents, and the trainer's {rollout.rollout_batch_size} "
+            f"groups can never be ready at once: the agents have {books.batch_groups} and α = {books.async_generation_ratio:g}, "
+            f"which admit {num_places}; start both with one run file"
+        )
+    return stuck(books, rollout, timeout_s) if is_late else None
+
+
+def all_filtered(books: Books, rollout: RolloutSection) -> str:
+    """What the filters discarded, and what to do about it."""
+    counts = ", ".join(
+        f"{count} by {reason.removeprefix(FILTERED)}"
+        for reason, count in sorted(books.discarded.items())
+        if reason.startswith(FILTERED)
+    )
+    return (
+        f"rollout.group_filters must keep one of rollout.max_filtered_groups={rollout.max_filtered_groups} groups in a row, and "
+        f"discarded {books.filtered_in_a_row} (in all: {counts}); rewards that do not differ within a group come from tasks that "
+        "are too easy or too hard, or from a reward that is always the same: see GET /environments of the agents, or take the "
+        "filter out"
+    )
 
 
 def stuck(books: Books, rollout: RolloutSection, timeout_s: float) -> str:

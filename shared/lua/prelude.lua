@@ -50,3 +50,25 @@ local function forget(group_id, group_size)
   redis.call('HDEL', OWNERS, group_id)
   redis.call('HDEL', GROUPS, group_id)
 end
+
+-- Counts a group that is in no state any more as discarded, with the episodes that had finished.
+local function give_up(group_id, record, reason)
+  redis.call('HINCRBY', LEDGER, 'episodes_discarded', redis.call('HGET', FINISHED, group_id) or 0)
+  forget(group_id, record.group_size)
+  redis.call('HINCRBY', LEDGER, 'discarded', 1)
+  redis.call('HINCRBY', LEDGER, 'discarded:' .. reason, 1)
+end
+
+-- A running group has all the episodes it needs: it is ready, or discarded if a filter's verdict names it.
+local function complete(group_id, record, verdict)
+  local surplus = record.group_size - tonumber(redis.call('HGET', FINISHED, group_id))
+  redis.call('HINCRBY', LEDGER, 'episodes_surplus', surplus)
+  end_run(group_id, 'complete')
+  if verdict == '' then
+    redis.call('ZADD', READY, record.start_number, group_id)
+    redis.call('HSET', LEDGER, 'filtered_in_a_row', 0)
+  else
+    give_up(group_id, record, 'filtered:' .. verdict)
+    redis.call('HINCRBY', LEDGER, 'filtered_in_a_row', 1)
+  end
+end

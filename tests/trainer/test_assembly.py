@@ -40,6 +40,7 @@ def record(group_id, start_number, *, sampling_version=None):
     return GroupRecord(
         group_id=group_id,
         group_size=GROUP_SIZE,
+        num_needed=GROUP_SIZE,
         environment="test",
         task_index=0,
         attempt=0,

@@ -22,11 +22,11 @@ class Agents:
         self.ledger = AdmissionLedger(client, keys)
         self.count = 0
 
-    async def start(self):
+    async def start(self, size=2):
         await self.ledger.configure(async_generation_ratio=1.0, batch_groups=2)
         self.count += 1
         group = await self.ledger.admit(
-            group_id=f"g{self.count}", environment="test", group_size=2, owner="agents", lease_ms=60_000
+            group_id=f"g{self.count}", environment="test", group_size=size, owner="agents", lease_ms=60_000
         )
         assert group is not None
         return group
@@ -154,6 +154,33 @@ async def test_a_group_whose_environment_broke_is_discarded_and_runs_again(agent
     with pytest.raises(TrainingError):
         batch_of(new_reader())
     assert ledger.books().discarded == {"failed": 1}
+
+
+async def test_a_group_that_completed_early_is_trained_with_the_episodes_it_has(agents, new_reader):
+    for _ in range(2):
+        group = await agents.start(size=4)
+        await agents.finish(group)
+        await agents.ledger.settle(group.group_id, num_needed=2, verdict="")
+    assert batch_of(new_reader(timeout_s=30)) == ["g1", "g2"]
+
+
+async def test_a_filter_that_discards_everything_stops_training_with_the_reason(agents, new_reader, ledger):
+    rollout = RolloutSection(rollout_batch_size=2, num_return_sequences_in_group=2, max_filtered_groups=3)
+    for _ in range(3):
+        group = await agents.start()
+        await agents.finish(group, indexes=[0])
+        await agents.ledger.finish(recorded(group, 1), verdict="zero_variance")
+    with pytest.raises(TrainingError, match=r"max_filtered_groups=3 .* discarded 3 \(in all: 3 by zero_variance\); rewards"):
+        batch_of(new_reader(rollout, timeout_s=3600))
+    await agents.finish(await agents.start())
+    assert ledger.books().filtered_in_a_row == 0
+
+
+async def test_a_batch_that_no_admission_can_fill_stops_training_with_the_reason(agents, new_reader):
+    await agents.start()
+    rollout = RolloutSection(rollout_batch_size=5, num_return_sequences_in_group=2)
+    with pytest.raises(TrainingError, match="the trainer's 5 groups can never be ready at once: the agents have 2 and α = 1"):
+        batch_of(new_reader(rollout, timeout_s=3600))
 
 
 async def test_a_batch_that_does_not_come_says_where_the_episodes_are(agents, new_reader):

@@ -31,6 +31,7 @@ from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
 from services.env_agents.rendering import ChatRenderer
 from services.env_agents.rollout_loop import RolloutLoop, RolloutSettings
+from services.env_agents.running_group import GroupRules
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec
 from shared.keys import Keys
 from shared.ledger import AdmissionLedger
@@ -140,7 +141,7 @@ def application(registry, agent, renderer, redis_async, keys) -> FastAPI:
     """The HTTP interface of a process named `owner`, whose RolloutLoop stands still."""
     ledger, metrics = AdmissionLedger(redis_async, keys), AgentMetrics()
     statistics = RunStatistics(redis_async, keys, process="owner")
-    settings = RolloutSettings(run_id="run", owner="owner", group_size=2, lease_s=30.0)
+    settings = RolloutSettings(run_id="run", owner="owner", groups=GroupRules(2), lease_s=30.0)
     rollouts = RolloutLoop(settings, ledger, registry, agent, metrics, statistics)
     evaluator = Evaluator(run_id="run", registry=registry, agent=agent, hold_rollouts=rollouts.on_hold, decode=renderer.text)
     return create_control(registry, evaluator, rollouts, ledger, metrics, statistics)

@@ -119,7 +119,14 @@ async def test_statistics_are_the_runs_whichever_process_is_asked(http, redis_as
     await http.post("/environments", json=CALCULATOR)
     other = RunStatistics(redis_async, keys, process="another:7")
     group = GroupRecord(
-        group_id="g", group_size=1, environment="calculator", task_index=0, attempt=0, admitted_version=0, start_number=1
+        group_id="g",
+        group_size=1,
+        num_needed=1,
+        environment="calculator",
+        task_index=0,
+        attempt=0,
+        admitted_version=0,
+        start_number=1,
     )
     await other.add(finished_episode(group, 0))
     [listed] = (await http.get("/environments")).json()

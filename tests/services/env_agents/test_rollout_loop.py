@@ -8,10 +8,12 @@ import redis
 
 from services.env_agents.environment import Environment
 from services.env_agents.episode_statistics import RunStatistics
+from services.env_agents.group_filters import zero_variance
 from services.env_agents.loading import EnvironmentLoader
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
 from services.env_agents.rollout_loop import RolloutLoop, RolloutSettings
+from services.env_agents.running_group import GroupRules
 from shared import trajectory as trajectories
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec
 from shared.ledger import AdmissionLedger, DiscardReason, TrainingLedger
@@ -19,6 +21,7 @@ from shared.trajectory import Outcome
 
 GROUP_SIZE = 4
 BATCH_GROUPS = 2
+ALL_EPISODES = GroupRules(GROUP_SIZE)
 
 
 async def wait_until(predicate, *, description: str) -> None:
@@ -106,10 +109,10 @@ async def run_loop(redis_async, keys, loader, agent, ledger):
     await ledger.configure(async_generation_ratio=1.0, batch_groups=BATCH_GROUPS)
     running: list[tuple[RolloutLoop, asyncio.Task]] = []
 
-    async def start(owner="one", *, lease_s=30.0, ledger=ledger, grace_s=0.0):
+    async def start(owner="one", *, lease_s=30.0, ledger=ledger, grace_s=0.0, groups=ALL_EPISODES):
         registry = EnvironmentRegistry(redis_async, keys, loader)
         await registry.refresh()
-        settings = RolloutSettings("run", owner, GROUP_SIZE, lease_s, admission_poll_s=0.01, refresh_s=0.05, grace_s=grace_s)
+        settings = RolloutSettings("run", owner, groups, lease_s, admission_poll_s=0.01, refresh_s=0.05, grace_s=grace_s)
         statistics = RunStatistics(redis_async, keys, process=owner)
         loop = RolloutLoop(settings, ledger, registry, agent, AgentMetrics(), statistics)
         task = asyncio.create_task(loop.run())
@@ -288,6 +291,72 @@ async def test_requeued_tasks_run_before_new_ones(run_loop, register, training, 
     gate.let(math.inf)
     await wait_until(lambda: training.books().ready == 4, description="all groups end")
     assert {record.task_id for record in records()} == {"0", "1", "2", "3"}
+
+
+async def test_a_group_is_complete_with_the_first_episodes_and_the_redundant_ones_are_cancelled(
+    run_loop, register, training, records, gate, ledger
+):
+    await ledger.configure(async_generation_ratio=0.0, batch_groups=1)
+    await register()
+    gate.let(GROUP_SIZE)
+    loop, _, _ = await run_loop(lease_s=3600, groups=GroupRules(GROUP_SIZE, redundant_episodes=2))
+    await wait_until(lambda: training.books().ready == 1, description="the group is complete")
+    await wait_until(lambda: loop.num_episodes_in_flight == 0, description="the other two are cancelled")
+    assert len(records()) == GROUP_SIZE
+    assert {record.group_size for record in records()} == {GROUP_SIZE + 2}
+    assert training.books().episodes_surplus == 2
+
+
+async def test_a_group_past_its_deadline_is_complete_with_what_it_has(run_loop, register, training, records, gate, ledger):
+    await ledger.configure(async_generation_ratio=0.0, batch_groups=1)
+    await register()
+    gate.let(2)
+    loop, _, _ = await run_loop(lease_s=3600, groups=GroupRules(GROUP_SIZE, deadline_s=0.3, min_size=2))
+    await wait_until(lambda: training.books().ready == 1, description="two of four are enough")
+    await wait_until(lambda: loop.num_episodes_in_flight == 0, description="the other two are cancelled")
+    assert len(records()) == 2
+
+
+async def test_a_group_past_its_deadline_waits_for_the_fewest_it_can_be_trained_with(
+    run_loop, register, training, records, gate, ledger
+):
+    await ledger.configure(async_generation_ratio=0.0, batch_groups=1)
+    await register()
+    gate.let(1)
+    await run_loop(lease_s=3600, groups=GroupRules(GROUP_SIZE, deadline_s=0.1, min_size=2))
+    await wait_until(lambda: len(records()) == 1, description="one has ended")
+    await asyncio.sleep(0.3)
+    assert training.books().running == 1
+    gate.let(1)
+    await wait_until(lambda: training.books().ready == 1, description="the second one completes it")
+    assert len(records()) == 2
+
+
+async def test_a_filtered_group_s_place_comes_back_at_once(run_loop, register, training, records):
+    """Every reward is 1."""
+    await register()
+    loop, _, _ = await run_loop(groups=GroupRules(GROUP_SIZE, filters={"zero_variance": zero_variance}))
+    await wait_until(lambda: training.books().started > 12, description="places come back")
+    loop.stop()
+    books = training.books()
+    assert (books.ready, set(books.discarded)) == (0, {"filtered:zero_variance"})
+    assert books.is_balanced
+
+
+async def test_an_adopted_group_is_filtered_by_all_of_its_episodes(run_loop, register, training, records, gate, ledger):
+    await ledger.configure(async_generation_ratio=0.0, batch_groups=1)
+    await register()
+    gate.let(2)
+    _, _, task = await run_loop("dies", lease_s=0.3)
+    await wait_until(lambda: len(records()) == 2, description="two have ended")
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    seen = []
+    gate.let(math.inf)
+    await run_loop("lives", lease_s=0.3, groups=GroupRules(GROUP_SIZE, filters={"look": lambda group: seen.append(len(group))}))
+    await wait_until(lambda: training.books().ready == 1, description="the group is complete")
+    assert seen == [GROUP_SIZE]
 
 
 class FlakyLedger(AdmissionLedger):
