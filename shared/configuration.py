@@ -62,6 +62,10 @@ class RolloutSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group's trajectories, inside env_agents.import_allowlist, that says whether to discard it."""
     max_filtered_groups: PositiveInt = 256
     """Training stops when filters discard so many groups in a row."""
+    kl_fallback_threshold: PositiveFloat | None = 0.02
+    """Over this KL(behaviour ‖ trained), measured on a batch before its first step, admission behaves as if α were 0 for
+    `kl_fallback_updates`; None never does."""
+    kl_fallback_updates: PositiveInt = 4
     async_generation_ratio: NonNegativeFloat = 1.0
     """α: how many batches generation may run ahead. 0 is synchronous, 1 one-step off-policy, above fully asynchronous; between
     two whole numbers, that share of each batch starts earlier. No token is trained at a lag above ⌈α⌉."""

@@ -14,7 +14,8 @@ All keys of a run share the hash tag `{run_id}`, so that one Lua script may touc
 | requeued      | list    | GroupRecord of tasks to run again, next first            | ledger scripts | admission                  |
 | cursors       | hash    | environment → index of its next task                     | ledger scripts | environments               |
 | trajectories  | stream  | trajectory records, consumer group `trainer`             | ledger scripts | removed when acknowledged  |
-| dead_letters  | stream  | records nobody could read, with the reason               | trainer        | newest 1,000               |
+| dead_letters  | stream  | records nobody could read, with the reason               | ledger scripts | newest 1,000               |
+| holds         | zset    | hold on new groups → when it counts as given up, Unix ms | ledger scripts | evaluations under way      |
 | processes     | zset    | agent process → when it counts as dead, Unix ms          | ledger scripts | agent processes            |
 | endings       | channel | `reason group_id` of running groups that end, for owners | ledger scripts | nothing is kept            |
 | environments  | hash    | environment name → EnvironmentSpec, JSON                 | env_agents     | registered environments    |
@@ -93,6 +94,10 @@ class Keys:
     @property
     def endings(self) -> str:
         return self._key("endings")
+
+    @property
+    def holds(self) -> str:
+        return self._key("holds")
 
     @property
     def environments(self) -> str:

@@ -34,7 +34,7 @@ import redis.asyncio
 
 from shared import trajectory as trajectories
 from shared.errors import LedgerError
-from shared.keys import CONSUMER_GROUP, Keys
+from shared.keys import CONSUMER_GROUP, MAX_DEAD_LETTERS, Keys
 from shared.trajectory import Trajectory
 
 
@@ -137,7 +137,18 @@ class Books:
     filtered_in_a_row: int
     """Groups that filters discarded since one was kept."""
     redundant_groups: int
+    synchronous_until: int
+    """Version before which admission behaves as if α were 0."""
+    holds: int
+    """Evaluations that no new group may start beside."""
+    dead_letters: int
+    """Records that nobody could read."""
     stream_entries: int
+
+    @property
+    def ratio_in_force(self) -> float:
+        """α of admission: 0 while the run has fallen back to synchronous."""
+        return 0.0 if self.version < self.synchronous_until else self.async_generation_ratio
 
     @property
     def is_balanced(self) -> bool:
@@ -157,6 +168,8 @@ _SCRIPT_NAMES = (
     "publish",
     "acknowledge",
     "restore",
+    "hold",
+    "bury",
     "books",
     "processes",
 )
@@ -185,11 +198,13 @@ def _script_keys(keys: Keys) -> list[str]:
         keys.trajectories,
         keys.processes,
         keys.endings,
+        keys.holds,
+        keys.dead_letters,
     ]
 
 
 def _parse_books(reply: Sequence[Any]) -> Books:
-    pairs, running, ready, unsaved, requeued, stream_entries = reply
+    pairs, running, ready, unsaved, requeued, stream_entries, holds = reply
     fields = {pairs[i].decode(): pairs[i + 1].decode() for i in range(0, len(pairs), 2)}
     discarded = {name.partition(":")[2]: int(count) for name, count in fields.items() if name.startswith("discarded:")}
     return Books(
@@ -208,6 +223,9 @@ def _parse_books(reply: Sequence[Any]) -> Books:
         episodes_surplus=int(fields.get("episodes_surplus", 0)),
         filtered_in_a_row=int(fields.get("filtered_in_a_row", 0)),
         redundant_groups=int(fields.get("redundant_groups", 0)),
+        synchronous_until=int(fields.get("synchronous_until", 0)),
+        holds=holds,
+        dead_letters=int(fields.get("dead_letters", 0)),
         stream_entries=stream_entries,
     )
 
@@ -243,6 +261,10 @@ class AdmissionLedger:
         """
         record = await self._run("admit", group_id, environment, group_size, num_needed or group_size, owner, lease_ms)
         return None if record is None else _record_decoder.decode(record)
+
+    async def hold(self, hold_id: str, *, lease_ms: int) -> None:
+        """Lets no process admit a new group for `lease_ms` from now, unless renewed or ended by a lease of 0."""
+        await self._run("hold", hold_id, lease_ms)
 
     async def renew(self, *, owner: str, lease_ms: int, group_ids: Iterable[str]) -> list[str]:
         """Says that this process lives and extends the leases of running groups, for `lease_ms` from now.
@@ -345,6 +367,14 @@ class TrainingLedger:
         Raises: LedgerError if a group is not ready or the version is not the next.
         """
         self._run("publish", version, *group_ids)
+
+    def make_synchronous(self, until: int) -> None:
+        """Admission behaves as if α were 0 until version `until`. What is in flight is trained within the bound of α as ever."""
+        self._client.hset(self._keys.ledger, "synchronous_until", until)
+
+    def bury(self, entry_id: str, reason: str) -> None:
+        """Moves a record that cannot be read to the dead letters, and discards its group unless that was trained."""
+        self._run("bury", entry_id, reason, MAX_DEAD_LETTERS)
 
     def live_groups(self) -> LiveGroups:
         ratio, ready, running = self._run("live")

@@ -10,12 +10,13 @@ import numpy as np
 from shared import versions
 from shared.configuration import Configuration
 from shared.errors import ConfigurationError, LedgerError
-from shared.ledger import TrainingLedger
+from shared.ledger import Books, TrainingLedger
 from shared.trajectory import SUCCESS_REWARD
 from trainer.advantages import ADVANTAGE_ESTIMATORS
 from trainer.assembly import Episode, Group, Selection
 from trainer.batching import BatchPlan, PlannedSequence, plan_shares
 from trainer.evaluation import Evaluations
+from trainer.fallback import synchronous_until
 from trainer.learner import Learned
 from trainer.model import Policy
 from trainer.rollouts import RolloutReader
@@ -111,8 +112,9 @@ class Lead:
         """Puts the policy's weights in force on the engines as `version`."""
         return self._pusher.push(policy.named_weights(), version)
 
-    def publish(self, batch: Batch, version: int) -> None:
+    def publish(self, batch: Batch, learned: Learned, version: int) -> None:
         """Moves the books to `version`. Its lineage is on disk first: a version in the books always has a line."""
+        self._fall_back_if_due(learned.kl_behaviour_before, version)
         self._lineage.append(
             {
                 "version": version,
@@ -124,12 +126,31 @@ class Lead:
         self._ledger.publish(version, batch.group_ids)
         self._reader.give_up_stale(version)
 
+    def _fall_back_if_due(self, kl_behaviour: float, version: int) -> None:
+        """Before the places of `version` open, so that none is given that a fallback would not have given."""
+        rollout, books = self._configuration.rollout, self._ledger.books()
+        until = synchronous_until(
+            books.synchronous_until,
+            version=version,
+            kl_behaviour=kl_behaviour,
+            threshold=rollout.kl_fallback_threshold,
+            num_updates=rollout.kl_fallback_updates,
+        )
+        if until == books.synchronous_until:
+            return
+        self._ledger.make_synchronous(until)
+        if books.ratio_in_force > 0:
+            self._tracker.note(
+                f"falling back to synchronous until version {until}: KL(behaviour ‖ trained) is {kl_behaviour:.3g}, over "
+                f"rollout.kl_fallback_threshold={rollout.kl_fallback_threshold:g}"
+            )
+
     def acknowledge(self, version: int) -> None:
         """A checkpoint of `version` is on disk."""
         self._ledger.acknowledge(version)
 
     def log(self, batch: Batch, learned: Learned, pushed: PushTimes, *, fetch_s: float, train_s: float) -> None:
-        metrics = update_metrics(batch, learned, pushed, fetch_s=fetch_s, train_s=train_s)
+        metrics = update_metrics(batch, learned, pushed, self._ledger.books(), fetch_s=fetch_s, train_s=train_s)
         self._metrics.append(metrics)
         self._tracker.update(metrics)
 
@@ -166,8 +187,10 @@ def plan_batch(selection: Selection, version: int, configuration: Configuration,
     )
 
 
-def update_metrics(batch: Batch, learned: Learned, pushed: PushTimes, *, fetch_s: float, train_s: float) -> UpdateMetrics:
-    """One update in numbers. Args: fetch_s, train_s: seconds of rank 0."""
+def update_metrics(
+    batch: Batch, learned: Learned, pushed: PushTimes, books: Books, *, fetch_s: float, train_s: float
+) -> UpdateMetrics:
+    """One update in numbers. Args: books: after its publication. fetch_s, train_s: seconds of rank 0."""
     episodes, lags, measures = batch.episodes, batch.lags, learned.measures
     return UpdateMetrics(
         update=batch.plan.version + 1,
@@ -190,6 +213,11 @@ def update_metrics(batch: Batch, learned: Learned, pushed: PushTimes, *, fetch_s
         mean_ratio=measures.mean_ratio,
         effective_sample_size=measures.effective_sample_size,
         kl_behaviour=measures.kl_behaviour,
+        kl_behaviour_before=learned.kl_behaviour_before,
+        async_generation_ratio=books.ratio_in_force,
+        discarded_groups=books.discarded,
+        surplus_episodes=books.episodes_surplus,
+        dead_letters=books.dead_letters,
         logprob_mismatch_max=measures.logprob_mismatch_max,
         logprob_mismatch_mean=measures.logprob_mismatch_mean,
         num_groups=len(batch.groups),

@@ -28,6 +28,8 @@ class Learned:
     """What one update did. `measures` are those of the last epoch, before its step."""
 
     measures: Measures
+    kl_behaviour_before: float
+    """KL(μ ‖ π_θ) before the first step: how far the data was from the policy that began to learn from it."""
     grad_norm: float
     """Before clipping."""
     learning_rate: float
@@ -59,11 +61,12 @@ class Learner:
         # Dropout, if the model has any, repeats in an update that a crash made run again.
         torch.manual_seed((self._seed * 1_000_003 + plan.version) * ranks.count() + ranks.rank())
         self.engine.train()
+        epochs: list[Measures] = []
         for _ in range(self._trainer.ppo_epochs):
-            measures = self._accumulate(plan, trajectories)
-            self._mismatch.judge(measures)
+            epochs.append(self._accumulate(plan, trajectories))
+            self._mismatch.judge(epochs[-1])
             self.engine.step()
-        return Learned(measures, float(self.engine.get_global_grad_norm()), learning_rate)
+        return Learned(epochs[-1], epochs[0].kl_behaviour, float(self.engine.get_global_grad_norm()), learning_rate)
 
     def _accumulate(self, plan: BatchPlan, trajectories: Mapping[str, Trajectory]) -> Measures:
         share = plan.shares[ranks.rank()]

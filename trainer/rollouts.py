@@ -99,11 +99,11 @@ def why_no_batch(books: Books, rollout: RolloutSection, *, is_late: bool, timeou
     """Why training must stop waiting for a batch; None if it may go on."""
     if books.filtered_in_a_row >= rollout.max_filtered_groups:
         return all_filtered(books, rollout)
-    num_places = int((1 + books.async_generation_ratio) * books.batch_groups) + books.redundant_groups
+    num_places = int((1 + books.ratio_in_force) * books.batch_groups) + books.redundant_groups
     if 0 < num_places < rollout.rollout_batch_size:
         return (
             f"rollout.rollout_batch_size must be the same for trainer and agents, and the trainer's {rollout.rollout_batch_size} "
-            f"groups can never be ready at once: the agents have {books.batch_groups} and α = {books.async_generation_ratio:g}, "
+            f"groups can never be ready at once: the agents have {books.batch_groups} and α = {books.ratio_in_force:g}, "
             f"which admit {num_places}; start both with one run file"
         )
     return stuck(books, rollout, timeout_s) if is_late else None

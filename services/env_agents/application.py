@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -23,11 +24,12 @@ from services.env_agents.episode_statistics import RunStatistics
 from services.env_agents.evaluation import Evaluator
 from services.env_agents.generation import GenerationClient
 from services.env_agents.group_filters import load_filters
+from services.env_agents.holds import held
 from services.env_agents.loading import EnvironmentLoader
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
 from services.env_agents.rendering import load_renderer
-from services.env_agents.rollout_loop import RolloutLoop, RolloutSettings
+from services.env_agents.rollout_loop import REDIS_AWAY, RolloutLoop, RolloutSettings
 from services.env_agents.running_group import GroupRules
 from shared.configuration import Configuration, EnvAgentsSection, RedisSection, RolloutSection
 from shared.errors import ConfigurationError
@@ -88,7 +90,11 @@ async def run(configuration: Configuration) -> None:
         )
         rollouts = RolloutLoop(settings, ledger, registry, agent, metrics, statistics)
         evaluator = Evaluator(
-            run_id=configuration.run.id, registry=registry, agent=agent, hold_rollouts=rollouts.on_hold, decode=renderer.text
+            run_id=configuration.run.id,
+            registry=registry,
+            agent=agent,
+            hold_rollouts=functools.partial(held, ledger, lease_s=section.lease_s, passing=REDIS_AWAY),
+            decode=renderer.text,
         )
         app = create_control(registry, evaluator, rollouts, ledger, metrics, statistics)
         await _serve(app, section, rollouts)

@@ -70,6 +70,9 @@ STATUS: Final = {
         "episodes_surplus": 0,
         "filtered_in_a_row": 0,
         "redundant_groups": 0,
+        "synchronous_until": 0,
+        "holds": 0,
+        "dead_letters": 0,
         "stream_entries": 385,
     },
     "is_balanced": True,
@@ -190,7 +193,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         tag="evaluations",
         summary="Evaluate on held-out tasks",
         description="Plays the first `num_episodes` tasks of `evaluation_tasks` on the weights in force, outside the books, while "
-        "this process starts no new groups. Answers when all have ended.",
+        "no process of the run starts new groups. Answers when all have ended.",
         request=EvaluationRequest.__name__,
         requests={
             "Every environment": {"num_episodes": 64},
@@ -207,6 +210,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         refusals={
             **_UNKNOWN,
             422: "only environments with evaluation_tasks can be evaluated; guess has none",
+            **_REDIS_AWAY,
         },
     ),
     ("get", "/rollout"): Operation(

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -82,7 +82,6 @@ class RolloutLoop:
         self._group_by_id: dict[str, RunningGroup] = {}
         self._credit_by_name: dict[str, float] = {}
         self._recording: set[asyncio.Task[None]] = set()
-        self._num_holds = 0
         self._is_redis_away = False
         self._stopping = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
@@ -116,15 +115,6 @@ class RolloutLoop:
         """Admits nothing more; `run` returns within the grace period and a second."""
         self._stopping.set()
 
-    @contextlib.contextmanager
-    def on_hold(self) -> Iterator[None]:
-        """Admits no new group within its block, as during an evaluation; running ones go on."""
-        self._num_holds += 1
-        try:
-            yield
-        finally:
-            self._num_holds -= 1
-
     async def _admit_groups(self) -> None:
         while not self._stopping.is_set():
             try:
@@ -141,7 +131,7 @@ class RolloutLoop:
         rules = self._settings.groups
         group_size = rules.size + rules.redundant_episodes
         weights = {name: entry.spec.weight for name, entry in self._registry.environments.items() if entry.can_start(group_size)}
-        choice = None if self._num_holds else next_environment(weights, self._credit_by_name)
+        choice = next_environment(weights, self._credit_by_name)
         if choice is None:
             return False
         name, credit_by_name = choice

@@ -6,10 +6,17 @@ local admitted = redis.call('HGET', GROUPS, group_id)
 if admitted then
   return admitted
 end
-local fields = redis.call('HMGET', LEDGER, 'version', 'ratio', 'batch_groups', 'started', 'discarded', 'redundant_groups')
+local fields = redis.call('HMGET', LEDGER, 'version', 'ratio', 'batch_groups', 'started', 'discarded', 'redundant_groups',
+  'synchronous_until')
 local version, ratio, batch_groups = tonumber(fields[1] or 0), tonumber(fields[2]), tonumber(fields[3])
 local started, discarded = tonumber(fields[4] or 0), tonumber(fields[5] or 0)
 -- The small term keeps a product such as 1.1 * 10 from falling below its exact value.
+if redis.call('ZCOUNT', HOLDS, '(' .. now_ms(), '+inf') > 0 then
+  return false
+end
+if version < tonumber(fields[7] or 0) then
+  ratio = 0
+end
 local places = math.floor((version + 1 + ratio) * batch_groups + 1e-9)
 -- Redundant groups shorten the wait for a batch; while a whole one is ready they would only grow old in the queue.
 if redis.call('ZCARD', READY) < batch_groups then

@@ -1,7 +1,7 @@
 -- Before every ledger script: the keys by name (shared/keys.py), and what several transitions do.
 local LEDGER, RUNNING, OWNERS, READY, UNSAVED = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local GROUPS, FINISHED, REQUEUED, CURSORS, STREAM = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local PROCESSES, ENDINGS = KEYS[11], KEYS[12]
+local PROCESSES, ENDINGS, HOLDS, DEAD_LETTERS = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local CONSUMER_GROUP = 'trainer'
 
 local function now_ms()

@@ -274,6 +274,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.saved_version = 0
         self.version = 0
         self.saved: set[str] = set()
+        self.synchronous_until = 0
+        self.is_held = False
         self.discarded = 0
 
     @initialize(ratio=st.sampled_from([0.0, 0.5, 1.0, 2.5]), batch_groups=st.integers(1, 3), redundant=st.integers(0, 2))
@@ -287,14 +289,25 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ratio = ratio
         self.loop.run(self.agents.set_ratio(ratio))
 
+    @rule(num_updates=st.integers(0, 2))
+    def fall_back(self, num_updates: int) -> None:
+        self.synchronous_until = self.version + num_updates
+        self.trainer.make_synchronous(self.synchronous_until)
+
+    @rule(is_held=st.booleans())
+    def hold(self, is_held: bool) -> None:
+        self.is_held = is_held
+        self.loop.run(self.agents.hold("evaluation", lease_ms=LONG_MS if is_held else 0))
+
     @rule(lease_ms=st.sampled_from([EXPIRED_MS, LONG_MS]))
     def admit(self, lease_ms: int) -> None:
         group_id = f"g{len(self.records)}"
         group = self.loop.run(admit(self.agents, group_id, lease_ms=lease_ms))
-        places = math.floor((self.version + 1 + self.ratio) * self.batch_groups)
+        ratio = 0.0 if self.version < self.synchronous_until else self.ratio
+        places = math.floor((self.version + 1 + ratio) * self.batch_groups)
         places += self.redundant if len(self.ready) < self.batch_groups else 0
         alive = len(self.missing) + len(self.ready) + len(self.trained_at) + len(self.saved)
-        assert (group is not None) == (alive < places)
+        assert (group is not None) == (alive < places and not self.is_held)
         if group is not None:
             self.records[group_id], self.missing[group_id] = group, set(range(GROUP_SIZE))
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from shared.configuration import Configuration, RolloutSection, RunSection
+from shared.ledger import TrainingLedger
 from tests.trainer.learning import section
 from tests.trainer.records import episode
 from trainer.assembly import Group, Selection
@@ -52,11 +53,13 @@ def test_plan_survives_the_way_to_other_ranks(configuration):
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=type(plan)) == plan
 
 
-def test_metrics_of_an_update(configuration):
+def test_metrics_of_an_update(configuration, redis_client, keys):
+    ledger = TrainingLedger(redis_client, keys)
     subject = batch(configuration, selected(group("a", oldest_version=1), group("b", oldest_version=0)))
-    learned = Learned(Measures(0.1, 0.0, 1.0, 1.0, 0.0, None, None), grad_norm=2.0, learning_rate=1e-4)
-    metrics = update_metrics(subject, learned, PushTimes(0.3, 0.1, 0.06, 0.05), fetch_s=0.25, train_s=2.0)
+    learned = Learned(Measures(0.1, 0.0, 1.0, 1.0, 0.0, None, None), kl_behaviour_before=0.05, grad_norm=2.0, learning_rate=1e-4)
+    metrics = update_metrics(subject, learned, PushTimes(0.3, 0.1, 0.06, 0.05), ledger.books(), fetch_s=0.25, train_s=2.0)
     assert (metrics.update, metrics.version, metrics.lag_max, metrics.lag_mean) == (2, 2, 1, 0.5)
+    assert (metrics.kl_behaviour_before, metrics.discarded_groups) == (0.05, {})
     assert (metrics.reward_mean, metrics.success_rate) == (0.5, 0.5)
     assert (metrics.wait_prev_gen_s, metrics.assemble_s, metrics.train_s) == (1.0, 0.75, 2.0)
     assert (metrics.num_groups, metrics.num_trajectories, metrics.num_tokens, metrics.num_sampled_tokens) == (2, 4, 40, 16)

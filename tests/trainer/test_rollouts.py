@@ -156,6 +156,16 @@ async def test_a_group_whose_environment_broke_is_discarded_and_runs_again(agent
     assert ledger.books().discarded == {"failed": 1}
 
 
+async def test_a_record_that_nobody_can_read_does_not_stall_training(agents, new_reader, ledger, redis_client, keys):
+    for _ in range(3):
+        await agents.finish(await agents.start())
+    entry_id, fields = redis_client.xrange(keys.trajectories, count=1)[0]
+    redis_client.xdel(keys.trajectories, entry_id)
+    redis_client.xadd(keys.trajectories, {**fields, b"trajectory": b"\xc1"})
+    assert batch_of(new_reader(timeout_s=30)) == ["g2", "g3"]
+    assert (ledger.books().dead_letters, ledger.books().discarded) == (1, {"unreadable": 1})
+
+
 async def test_a_group_that_completed_early_is_trained_with_the_episodes_it_has(agents, new_reader):
     for _ in range(2):
         group = await agents.start(size=4)

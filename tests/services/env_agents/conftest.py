@@ -1,6 +1,7 @@
 """A small tokenizer with the real chat format, and a hub that is fake only where the transport begins."""
 
 import asyncio
+import functools
 import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -26,11 +27,12 @@ from services.env_agents.episode_log import EpisodeIdentity
 from services.env_agents.episode_statistics import RunStatistics
 from services.env_agents.evaluation import Evaluator
 from services.env_agents.generation import GenerationClient
+from services.env_agents.holds import held
 from services.env_agents.loading import EnvironmentLoader
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
 from services.env_agents.rendering import ChatRenderer
-from services.env_agents.rollout_loop import RolloutLoop, RolloutSettings
+from services.env_agents.rollout_loop import REDIS_AWAY, RolloutLoop, RolloutSettings
 from services.env_agents.running_group import GroupRules
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec
 from shared.keys import Keys
@@ -143,7 +145,8 @@ def application(registry, agent, renderer, redis_async, keys) -> FastAPI:
     statistics = RunStatistics(redis_async, keys, process="owner")
     settings = RolloutSettings(run_id="run", owner="owner", groups=GroupRules(2), lease_s=30.0)
     rollouts = RolloutLoop(settings, ledger, registry, agent, metrics, statistics)
-    evaluator = Evaluator(run_id="run", registry=registry, agent=agent, hold_rollouts=rollouts.on_hold, decode=renderer.text)
+    hold = functools.partial(held, ledger, lease_s=30.0, passing=REDIS_AWAY)
+    evaluator = Evaluator(run_id="run", registry=registry, agent=agent, hold_rollouts=hold, decode=renderer.text)
     return create_control(registry, evaluator, rollouts, ledger, metrics, statistics)
 
 

@@ -9,10 +9,11 @@ import redis
 from services.env_agents.environment import Environment
 from services.env_agents.episode_statistics import RunStatistics
 from services.env_agents.group_filters import zero_variance
+from services.env_agents.holds import held
 from services.env_agents.loading import EnvironmentLoader
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
-from services.env_agents.rollout_loop import RolloutLoop, RolloutSettings
+from services.env_agents.rollout_loop import REDIS_AWAY, RolloutLoop, RolloutSettings
 from services.env_agents.running_group import GroupRules
 from shared import trajectory as trajectories
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec
@@ -474,18 +475,28 @@ async def test_paused_environment_starts_nothing_until_it_is_resumed(run_loop, r
     await wait_until(lambda: training.books().ready == 4, description="it started")
 
 
-async def test_nothing_new_starts_while_on_hold(run_loop, register, training, redis_client, keys, gate):
+async def test_nothing_new_starts_in_any_process_during_a_hold(run_loop, register, training, redis_client, keys, gate, ledger):
     await register()
     gate.let(0)
-    loop, _, _ = await run_loop()
-    await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
-    with loop.on_hold():
+    loop, _, _ = await run_loop("one")
+    await run_loop("two")
+    await wait_until(lambda: training.books().running == 4, description="everything runs")
+    async with held(ledger, lease_s=0.3, passing=REDIS_AWAY):
         gate.let(math.inf)
         await wait_until(lambda: training.books().ready == 4, description="running groups end")
         training.publish(1, [group_id.decode() for group_id in redis_client.zrange(keys.ready, 0, -1)])
+        await asyncio.sleep(0.5)
         assert not await loop._admit_one()
-        assert training.books().started == 4
+        assert (training.books().started, training.books().holds) == (4, 1), "renewed beyond its lease"
     await wait_until(lambda: training.books().started > 4, description="it goes on")
+
+
+async def test_a_hold_of_a_process_that_died_ends_with_its_lease(run_loop, register, training, ledger):
+    await register()
+    await ledger.hold("dead", lease_ms=300)
+    await run_loop()
+    assert training.books().started == 0
+    await wait_until(lambda: training.books().started == 4, description="it goes on")
 
 
 async def test_concurrent_episodes_stay_within_the_environments_bound(run_loop, register, gate, started, training):
