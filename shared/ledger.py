@@ -22,6 +22,7 @@ Each transition is one Lua script (shared/lua/), hence atomic for any number of 
 killed: an episode's record enters the stream in the same step as it enters the books.
 """
 
+import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -33,7 +34,7 @@ import redis
 import redis.asyncio
 
 from shared import trajectory as trajectories
-from shared.errors import LedgerError
+from shared.errors import LedgerError, RecordError
 from shared.keys import CONSUMER_GROUP, MAX_DEAD_LETTERS, Keys
 from shared.trajectory import Trajectory
 
@@ -312,7 +313,7 @@ class AdmissionLedger:
         await self._run("settle", group_id, num_needed, verdict)
 
     async def finished(self, record: GroupRecord, sample_indexes: Iterable[int]) -> list[Trajectory]:
-        """The recorded episodes of a running group."""
+        """The recorded episodes of a running group, those that can be read."""
         fields = [f"{record.group_id}:{index}" for index in sample_indexes]
         entry_ids = await self._client.hmget(self._keys.finished, fields) if fields else []
         async with self._client.pipeline(transaction=False) as pipeline:
@@ -320,7 +321,11 @@ class AdmissionLedger:
                 if entry_id is not None:
                     pipeline.xrange(self._keys.trajectories, entry_id, entry_id)
             pages = await pipeline.execute()
-        return [trajectories.decode(entry[b"trajectory"]) for page in pages for _, entry in page]
+        found = []
+        for _, entry in (entry for page in pages for entry in page):
+            with contextlib.suppress(RecordError):  # The trainer buries it with its group.
+                found.append(trajectories.decode(entry[b"trajectory"]))
+        return found
 
     async def discard(self, group_ids: Iterable[str], reason: DiscardReason, *, requeue: bool) -> int:
         """Gives up groups that still run; returns how many did. A ready group is the trainer's to decide on."""

@@ -116,8 +116,6 @@ class Selection:
     """What to do before the next update: groups to train, all B of them or none, and groups to give up."""
 
     batch: tuple[Group, ...]
-    num_usable: int
-    """Groups that could be trained."""
     oldest_version: int
     """Tokens of older versions carry no loss. Only `mask` lets any into a batch."""
     stale: tuple[str, ...]
@@ -150,7 +148,6 @@ def select(groups: dict[str, Group], live: LiveGroups, *, version: int, on_stale
     ]
     return Selection(
         batch=tuple(group for _, group in chosen),
-        num_usable=len(usable),
         oldest_version=oldest_version,
         stale=tuple(stale),
         failed=tuple(failed),

@@ -1,5 +1,6 @@
 """The trainer's inlet: waits until the stream holds the next batch, and gives up groups that will never train. Rank 0 only."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -12,6 +13,8 @@ from shared.stream import Delivery, TrajectoryConsumer
 from trainer.assembly import Episode, GroupAssembler, Selection, select
 
 POLL_MS = 500
+LOOK_S = 1.0
+"""Between two looks at every group while fewer than a batch are ready: each costs Redis a walk over all that live."""
 
 Progress = Callable[[int, int], None]
 """Called with groups ready and groups needed."""
@@ -39,17 +42,22 @@ class RolloutReader:
         Raises: TrainingError after `timeout_s` without a batch, or when none can come, with the reason.
         """
         deadline = time.monotonic() + self._timeout_s
+        batch_groups = self._rollout.rollout_batch_size
+        next_look = -math.inf
         complete_since: float | None = None
         while not is_stopped():
             self._receive()
+            now, books = time.monotonic(), self._ledger.books()
+            progress(min(books.ready, batch_groups), batch_groups)
+            if books.ready < batch_groups and now < next_look:
+                continue
+            next_look = now + LOOK_S
             selection = self._select(version)
-            progress(min(selection.num_usable, self._rollout.rollout_batch_size), self._rollout.rollout_batch_size)
-            now = time.monotonic()
             if selection.batch:
                 complete_since = complete_since or now
                 if not selection.awaited or now > complete_since + self._rollout.stale_wait_s:
                     return selection
-            elif problem := why_no_batch(self._ledger.books(), self._rollout, is_late=now > deadline, timeout_s=self._timeout_s):
+            elif problem := why_no_batch(books, self._rollout, is_late=now > deadline, timeout_s=self._timeout_s):
                 raise TrainingError(problem)
         return None
 

@@ -38,6 +38,8 @@ class RolloutDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     async_generation_ratio: float
     """α."""
+    ratio_in_force: float
+    """What admission uses: α, or 0 while the run has fallen back to synchronous."""
     max_lag: int
     """⌈α⌉: the oldest that a trained token may be, in updates."""
     rollout_batch_size: int
@@ -74,6 +76,7 @@ def describe(spec: EnvironmentSpec, recent: RecentEpisodes) -> EnvironmentDescri
 def describe_rollout(books: Books) -> RolloutDescription:
     return RolloutDescription(
         async_generation_ratio=books.async_generation_ratio,
+        ratio_in_force=books.ratio_in_force,
         max_lag=versions.max_lag(books.async_generation_ratio),
         rollout_batch_size=books.batch_groups,
         version=books.version,

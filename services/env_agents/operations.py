@@ -81,7 +81,14 @@ STATUS: Final = {
     "episodes_in_flight": 72,
     "episodes_by_environment": {"calculator": 48, "guess": 24},
 }
-ROLLOUT: Final = {"async_generation_ratio": 2.0, "max_lag": 2, "rollout_batch_size": 16, "version": 12, "groups_in_flight": 30}
+ROLLOUT: Final = {
+    "async_generation_ratio": 2.0,
+    "ratio_in_force": 2.0,
+    "max_lag": 2,
+    "rollout_batch_size": 16,
+    "version": 12,
+    "groups_in_flight": 30,
+}
 EVALUATION: Final = {
     "version": 12,
     "results": {"calculator": {"episodes": 64, "success_rate": 0.95, "mean_reward": 0.95, "outcomes": {"completed": 64}}},

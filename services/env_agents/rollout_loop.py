@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import redis
+from redis.exceptions import NoPermissionError
 
 from services.env_agents.episode import EnvironmentAgent
 from services.env_agents.episode_log import EpisodeIdentity
@@ -279,6 +280,9 @@ class RolloutLoop:
             except REDIS_AWAY as error:
                 self._note_failure(error)
                 await asyncio.sleep(_FIRST_BACKOFF_S)
+            except NoPermissionError as error:
+                _logger.warning("what nobody needs is cancelled at lease renewals only, as Redis refuses SUBSCRIBE: %s", error)
+                return
 
     def _renew(self) -> Awaitable[list[str]]:
         return self._ledger.renew(owner=self._settings.owner, lease_ms=self._lease_ms, group_ids=list(self._group_by_id))

@@ -15,12 +15,13 @@ local function group_record(group_id)
 end
 
 -- Takes a group from the running ones, and tells its owner to cancel what it still plays of it. Returns whether it ran.
+-- A Redis user that may use no channels is no reason to fail: leases tell the same, later.
 local function end_run(group_id, reason)
   if redis.call('ZREM', RUNNING, group_id) == 0 then
     return false
   end
   redis.call('HDEL', OWNERS, group_id)
-  redis.call('PUBLISH', ENDINGS, reason .. ' ' .. group_id)
+  redis.pcall('PUBLISH', ENDINGS, reason .. ' ' .. group_id)
   return true
 end
 

@@ -104,10 +104,15 @@ async def test_a_filtered_group_leaves_its_place_and_nothing_else(
         assert not redis_client.exists(key)
 
 
-async def test_recorded_episodes_of_a_group_can_be_read_again(agents: AdmissionLedger) -> None:
+async def test_recorded_episodes_of_a_group_can_be_read_again(
+    agents: AdmissionLedger, redis_client: redis.Redis, keys: Keys
+) -> None:
     group = await admit(agents, "g")
     assert group is not None
     await agents.finish(finished_episode(group, 1))
+    assert [episode.sample_index for episode in await agents.finished(group, [0, 1])] == [1]
+    entry = redis_client.xadd(keys.trajectories, {"trajectory": "not a record"})
+    redis_client.hset(keys.finished, "g:0", entry)
     assert [episode.sample_index for episode in await agents.finished(group, [0, 1])] == [1]
 
 
@@ -146,6 +151,18 @@ async def test_a_dead_owner_s_group_is_adopted_with_what_it_had_finished(agents:
     assert await agents.renew(owner="dead", lease_ms=LONG_MS, group_ids=["g"]) == ["g"]
     assert await agents.renew(owner="alive", lease_ms=LONG_MS, group_ids=["g"]) == []
     assert await agents.adopt(owner="third", lease_ms=LONG_MS) is None
+
+
+async def test_a_group_that_starts_over_elsewhere_is_as_young_as_its_new_start(
+    agents: AdmissionLedger, trainer: TrainingLedger
+) -> None:
+    for group_id in ("nothing left", "one left"):
+        group = await admit(agents, group_id, owner="dead", lease_ms=EXPIRED_MS)
+        assert group is not None
+        await agents.sampling(group_id)
+    await agents.finish(finished_episode(group, 0))
+    adopted = [await agents.adopt(owner="alive", lease_ms=LONG_MS) for _ in range(2)]
+    assert {group[0].group_id: group[0].sampling_version for group in adopted if group} == {"nothing left": None, "one left": 0}
 
 
 async def test_processes_are_those_that_renew_and_the_episodes_they_have_to_finish(agents: AdmissionLedger) -> None:

@@ -34,7 +34,7 @@ def group(group_id, *, oldest_version=0, size=2, broken=()):
 
 
 def selected(*groups, oldest_version=0):
-    return Selection(groups, num_usable=len(groups), oldest_version=oldest_version, stale=(), failed=(), awaited=())
+    return Selection(groups, oldest_version=oldest_version, stale=(), failed=(), awaited=())
 
 
 def batch(configuration, selection, version=1):

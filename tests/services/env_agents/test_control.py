@@ -29,7 +29,8 @@ async def test_the_ratio_of_a_running_job_can_be_changed_and_is_read_by_everyone
     ledger = AdmissionLedger(redis_async, keys)
     await ledger.configure(async_generation_ratio=1.0, batch_groups=2)
     changed = await http.patch("/rollout", json={"async_generation_ratio": 1.5})
-    expected = {"async_generation_ratio": 1.5, "max_lag": 2, "rollout_batch_size": 2, "version": 0, "groups_in_flight": 0}
+    counts = {"rollout_batch_size": 2, "version": 0, "groups_in_flight": 0}
+    expected = {"async_generation_ratio": 1.5, "ratio_in_force": 1.5, "max_lag": 2, **counts}
     assert (changed.status_code, changed.json()) == (200, expected)
     assert (await http.get("/rollout")).json() == expected
     assert (await ledger.books()).async_generation_ratio == 1.5

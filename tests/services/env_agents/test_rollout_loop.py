@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 
 import pytest
 import redis
+import redis.asyncio
 
 from services.env_agents.environment import Environment
 from services.env_agents.episode_statistics import RunStatistics
@@ -268,6 +269,25 @@ async def test_endings_are_followed_again_after_redis_was_away(run_loop, registe
     [group_id, *_] = [group_id.decode() for group_id in redis_client.hkeys(keys.groups)]
     training.discard([group_id], DiscardReason.STALE, requeue=False)
     await wait_until(lambda: group_id not in loop._group_by_id, description="it heard of it")
+
+
+async def test_a_redis_user_without_channels_cancels_at_lease_renewals(
+    run_loop, register, training, redis_client, redis_url, keys, gate
+):
+    redis_client.acl_setuser("narrow", enabled=True, nopass=True, keys=["*"], commands=["+@all"], reset_channels=True)
+    narrow = redis.asyncio.Redis.from_url(redis_url, username="narrow", password="")
+    async with narrow as client:
+        await register()
+        gate.let(0)
+        loop, _, task = await run_loop(lease_s=0.3, ledger=AdmissionLedger(client, keys))
+        await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
+        [group_id, *_] = [group_id.decode() for group_id in redis_client.hkeys(keys.groups)]
+        assert await loop._ledger.discard([group_id], DiscardReason.STALE, requeue=False) == 1
+        assert training.books().is_balanced
+        await wait_until(lambda: group_id not in loop._group_by_id, description="the lease told")
+        loop.stop()
+        await task
+    redis_client.acl_deluser("narrow")
 
 
 async def test_the_ledger_knows_from_when_on_a_group_samples(run_loop, register, training, gate):
