@@ -72,8 +72,8 @@ def read_rows(spec: DatasetTasks) -> DatasetRows:
     path = Path(spec.path)
     if not path.is_file():
         raise ConfigurationError(
-            f"tasks.path must be {kind}, got {spec.path!r}, and there is no {str(path.absolute())!r} where the agents run; put it there, "
-            "in a composed stack under examples/, which its agents read"
+            f"tasks.path must be {kind}, got {spec.path!r}, and there is no {str(path.absolute())!r} where the agents run; put it "
+            "there, in a composed stack under examples/, which its agents read"
         )
     try:
         rows: DatasetRows = ParquetRows(_read_table(path)) if isinstance(spec, ParquetTasks) else JsonlRows(path.read_bytes())

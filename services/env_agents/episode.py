@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -45,11 +45,13 @@ class EnvironmentAgent:
         reward: DeclaredReward | None = None,
         is_greedy: bool = False,
         queued_s: float = 0.0,
+        before_sampling: Callable[[], Awaitable[None]] | None = None,
     ) -> Trajectory:
         """One episode from start to end; raises nothing but its own cancellation.
 
         The declared reward is asked for as soon as the environment has completed the episode and is closed.
 
+        Args: before_sampling: awaited once, before the policy's first turn.
         A CancelledError that nobody asked this task for, and a SystemExit, are the environment's own.
         """
         log = EpisodeLog(identity, temperature=spec.sampling.temperature)
@@ -59,7 +61,7 @@ class EnvironmentAgent:
                 deadline(spec.limits.episode_timeout_s, "the episode"),
                 started_environment(create_environment, task, spec.limits, log) as start,
             ):
-                finished = await self._play(start, spec, task, log, is_greedy=is_greedy)
+                finished = await self._play(start, spec, task, log, is_greedy=is_greedy, before_sampling=before_sampling)
             if reward is not None:
                 await _add_reward(reward, finished, log)
         except (_Truncated, PrefixError) as ending:
@@ -75,7 +77,14 @@ class EnvironmentAgent:
         return log.trajectory(Outcome.COMPLETED, "")
 
     async def _play(
-        self, start: StartedEnvironment, spec: EnvironmentSpec, task: Task, log: EpisodeLog, *, is_greedy: bool
+        self,
+        start: StartedEnvironment,
+        spec: EnvironmentSpec,
+        task: Task,
+        log: EpisodeLog,
+        *,
+        is_greedy: bool,
+        before_sampling: Callable[[], Awaitable[None]] | None,
     ) -> FinishedEpisode:
         limits, environment, messages = spec.limits, start.environment, start.messages
         generate_until = asyncio.get_running_loop().time() + limits.episode_timeout_s
@@ -87,6 +96,8 @@ class EnvironmentAgent:
             )
         log.add_context(prompt_ids)
         conversation: list[Mapping[str, Any]] = list(messages)
+        if before_sampling is not None:
+            await before_sampling()
         for _ in range(limits.max_turns):
             prompt_ids = log.token_ids.copy()
             started = time.perf_counter()

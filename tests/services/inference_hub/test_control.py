@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from shared.release import VERSION
 from tests.services.openapi_walk import gaps, operations
 
 
@@ -9,6 +10,8 @@ async def test_every_operation_says_what_it_takes_answers_and_refuses(serve_hub)
     async with serve_hub() as served:
         _, document = await served.get("/openapi.json")
     assert gaps(document) == []
+    assert document["info"]["version"] == VERSION
+    assert document["paths"]["/engines"]["get"]["summary"] == "List engines"
     assert "/generate" in document["paths"]
     assert "HTTPValidationError" not in document["components"]["schemas"], "no route answers with one"
 

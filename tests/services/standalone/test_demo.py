@@ -49,7 +49,7 @@ def test_directory_that_cannot_be_written_is_a_sentence(tmp_path, monkeypatch, i
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(Path, "rename" if is_there else "mkdir", refuse)
-    with pytest.raises(ConfigurationError, match="--directory must be one that can be made and renamed, got .*demo: Read-only"):
+    with pytest.raises(ConfigurationError, match=r"--directory must be one that can be made and renamed, got .*demo: Read-only"):
         demo.run(tmp_path / "demo", seed=0, overrides=[])
 
 

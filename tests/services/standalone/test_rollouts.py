@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import redis
+from rich.console import Console
 from tokenizers import Tokenizer, decoders, models
 
 from services.standalone import printing, rollouts

@@ -34,6 +34,12 @@ def test_address_is_judged_by_who_listens_and_who_answers(facts, is_run_up, seve
     assert bool(found.remedy) is (severity is not Severity.OK)
 
 
+def test_one_of_something_is_not_said_as_many():
+    one = {**HUB_STATUS, "engines": {"ready": 1}}
+    with json_service({"GET /status": (200, one)}) as hub:
+        assert parts.look_at_hub(hub.url).answer == "version 7, 1 engine ready"
+
+
 def test_hub_that_runs_says_what_it_has():
     with json_service({"GET /status": (200, HUB_STATUS)}) as hub:
         found = parts.look_at_hub(hub.url)
