@@ -6,8 +6,10 @@ environments and the optimiser's step are models. With --real, instead: the whol
 
 import argparse
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 
 def main() -> None:
@@ -18,7 +20,35 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", default="", help="rows whose name contains this; 'stale' are those on waste (default: all)")
+    parser.add_argument("--real", action="store_true", help="measure real_stack_speedup instead, in real time")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of --real (default: 0)")
+    parser.add_argument("--updates", type=int, default=12, help="of each run of --real (default: %(default)s)")
+    parser.add_argument("--keep", type=Path, help="where the runs of --real are left (default: they are removed)")
     arguments = parser.parse_args()
+    if arguments.real:
+        measure_real_stack(arguments.seeds, arguments.updates, arguments.keep)
+    else:
+        simulate_all(arguments.only)
+
+
+def measure_real_stack(seeds: Sequence[int], num_updates: int, keep: Path | None) -> None:
+    from benchmarks.asynchrony import real_stack, report
+
+    runs = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for seed in seeds:
+            policy = real_stack.make_policy(folder, seed)
+            for ratio in (0, 1):
+                runs.append(real_stack.play(folder, policy, ratio=ratio, seed=seed, num_updates=num_updates))
+                _say(f"{runs[-1]}\n")
+    print("\n".join(map(str, runs)))
+    print(f"each tool call and score waits LogN(median {real_stack.MEDIAN_S:g} s, σ {real_stack.SIGMA:g})")
+    print(report.json_line([], [], real_stack.speedup(runs)))
+
+
+def simulate_all(only: str) -> None:
     from benchmarks.asynchrony import experiments, report
     from benchmarks.asynchrony.stack import Outcome, System, served_redis, simulate
     from benchmarks.asynchrony.virtual_time import run
@@ -38,16 +68,16 @@ def main() -> None:
             return known[key]
 
         for each in experiments.comparisons():
-            if arguments.only in each.name:
+            if only in each.name:
                 synchronous = measure(each.synchronous, each.workload, each.synchronous_updates, f"{each.name}: synchronous")
                 ours = measure(each.ours, each.workload, each.ours_updates, f"{each.name}: ours")
                 rows.append(report.row(each, synchronous, ours))
                 _say(report.line(rows[-1]) + "\n")
         for case in experiments.waste():
-            if arguments.only in f"stale {case.name}":
+            if only in f"stale {case.name}":
                 wasted.append((case, measure(case.system, case.workload, case.num_updates, case.name)))
                 _say(report.waste_line(*wasted[-1]) + "\n")
-    missing = [each for each in experiments.MISSING if arguments.only in each.name]
+    missing = [each for each in experiments.MISSING if only in each.name]
     print(f"\n{report.table(rows, missing)}\n\n{report.waste_table(wasted)}\n")
     print(f"{time.monotonic() - began:.0f} s; real_stack_speedup is measured with --real")
     print(report.json_line(rows, wasted, None))

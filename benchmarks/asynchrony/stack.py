@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import msgspec
 import redis
@@ -207,13 +207,13 @@ def served_redis() -> Iterator[str]:
 class _CountedRedis(redis.asyncio.Redis):
     """The clock stands still until Redis has answered. One connection, so that answers come in the order of the questions."""
 
-    async def initialize(self) -> redis.asyncio.Redis:
+    async def initialize(self) -> Self:
         with virtual_loop().real_io():
             return await super().initialize()
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         with virtual_loop().real_io():
-            return await super().execute_command(*args, **options)
+            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
 
 class _Renderer:

@@ -63,7 +63,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         finally:
             self._num_outstanding -= 1
 
-    def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         future = super().run_in_executor(executor, func, *args)
         self._num_outstanding += 1
         future.add_done_callback(self._end_outstanding)

@@ -34,7 +34,7 @@ class Normal:
     deviation: float
 
     def draw(self, rng: np.random.Generator, count: int) -> list[float]:
-        return np.maximum(0.0, rng.normal(self.mean, self.deviation, count)).tolist()
+        return list(np.maximum(0.0, rng.normal(self.mean, self.deviation, count)).tolist())
 
     def __str__(self) -> str:
         return f"N({self.mean:g},{self.deviation:g})+"
@@ -49,7 +49,7 @@ class LogNormal:
     cap: float = float("inf")
 
     def draw(self, rng: np.random.Generator, count: int) -> list[float]:
-        return np.minimum(self.cap, self.median * np.exp(rng.normal(0.0, self.sigma, count))).tolist()
+        return list(np.minimum(self.cap, self.median * np.exp(rng.normal(0.0, self.sigma, count))).tolist())
 
     def __str__(self) -> str:
         cap = "" if self.cap == float("inf") else f"<={self.cap:g}"
