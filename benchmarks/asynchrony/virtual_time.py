@@ -69,6 +69,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._end_outstanding)
         return future
 
+    async def shutdown_default_executor(self, *args: Any, **options: Any) -> None:
+        with self.real_io():
+            await super().shutdown_default_executor(*args, **options)
+
     def _end_outstanding(self, _: object) -> None:
         self._num_outstanding -= 1
 
