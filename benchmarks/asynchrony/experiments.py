@@ -52,7 +52,7 @@ def queue_scheduling() -> Iterator[Comparison]:
 
     The reference is the filtered share at which the gain without extra prompts is nearest to the published 2.16 ×.
     """
-    for share in (0.6, 0.3, 0.5, 0.7):
+    for share in (0.6, 0.3, 0.7):
         tokens = LogNormal(400, 1.0, LONG_TAIL_CAP * 400)
         workload = Workload(tokens, reward_s=LogNormal(1.0, 0.8), filtered_share=share, seed=SEED)
         system = System(groups=8, group_size=8, ratio=0, gpus=8, slots=64, token_s=0.005, reward_workers=8, admission_poll_s=0.05)
@@ -64,8 +64,8 @@ def queue_scheduling() -> Iterator[Comparison]:
             workload=workload,
             synchronous=replace(system, is_batch=True),
             ours=system,
-            synchronous_updates=24,
-            ours_updates=24,
+            synchronous_updates=16,
+            ours_updates=16,
             warm_up=0,
             published=2.16 if is_reference else None,
         )
@@ -88,7 +88,7 @@ def prompt_replication() -> Iterator[Comparison]:
 
     The reference is the number of GPUs at which the gain of 32×16 is nearest to the published 1.30 ×.
     """
-    for gpus, sigma in ((3, 1.0), (2, 1.0), (4, 1.0), (8, 1.0), (3, 0.8), (3, 1.2)):
+    for gpus, sigma in ((3, 1.0), (4, 1.0), (8, 1.0), (3, 0.8)):
         is_reference = (gpus, sigma) == (3, 1.0)
         for groups, size, published in ((64, 16, 1.84), (16, 64, 1.95), (32, 16, 1.30)):
             workload = Workload(LogNormal(400, sigma, LONG_TAIL_CAP * 400), seed=SEED)
@@ -100,8 +100,8 @@ def prompt_replication() -> Iterator[Comparison]:
                 workload=workload,
                 synchronous=replace(system, is_gang=True),
                 ours=system,
-                synchronous_updates=3,
-                ours_updates=3,
+                synchronous_updates=2,
+                ours_updates=2,
                 warm_up=0,
                 published=published if is_reference else None,
                 figure=f"replication_{groups}x{size}" if is_reference and groups != 32 else None,
@@ -217,8 +217,8 @@ def _split(
         workload=workload,
         synchronous=replace(system, ratio=0, training_gpus=system.gpus, train_s=train_s, is_lock_step=is_lock_step),
         ours=replace(system, gpus=system.gpus - training_gpus, training_gpus=training_gpus, train_s=train_s),
-        synchronous_updates=4,
-        ours_updates=10,
+        synchronous_updates=3,
+        ours_updates=9,
         warm_up=4,
         published=published,
         figure=figure,
@@ -253,7 +253,7 @@ class WasteCase:
     name: str
     system: System
     workload: Workload
-    num_updates: int = 24
+    num_updates: int = 18
 
 
 def waste() -> list[WasteCase]:
