@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose name contains this; 'stale' are those on waste (default: all)")
     parser.add_argument("--real", action="store_true", help="measure real_stack_speedup instead, in real time")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of --real (default: 0)")
-    parser.add_argument("--updates", type=int, default=12, help="of each run of --real (default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=16, help="of each run of --real, more than 3 (default: %(default)s)")
     parser.add_argument("--keep", type=Path, help="where the runs of --real are left (default: they are removed)")
     arguments = parser.parse_args()
     if arguments.real:

@@ -15,12 +15,14 @@ import yaml
 
 MEDIAN_S, SIGMA = 1.0, 1.0
 """Of a tool call and of a score."""
+WARM_UP = 3
+"""Updates that are not timed: the processes start one after the other, and at α = 1 a batch is ready when the trainer is."""
 RUN_FILE = Path(__file__).parents[2] / "examples" / "demo.yaml"
 
 
 @dataclass(frozen=True)
 class RealRun:
-    """One run, from its first update's end to its last one's, so that starting the processes does not count."""
+    """One run, from the end of its `WARM_UP`-th update to that of its last."""
 
     ratio: float
     seed: int
@@ -33,7 +35,7 @@ class RealRun:
 
     def __str__(self) -> str:
         return (
-            f"seed {self.seed}, α={self.ratio:g}: {self.seconds:.1f} s for {self.num_updates} updates after the first, "
+            f"seed {self.seed}, α={self.ratio:g}: {self.seconds:.1f} s for {self.num_updates} updates after the first {WARM_UP}, "
             f"waited {self.wait_s:.1f} s, final reward {self.reward:.3f}"
         )
 
@@ -59,15 +61,15 @@ def play(folder: Path, policy: Path, *, ratio: float, seed: int, num_updates: in
 
 
 def read(directory: Path, *, ratio: float, seed: int) -> RealRun:
-    """What a run's metrics.jsonl says."""
+    """What a run's metrics.jsonl says; it has more than `WARM_UP` updates."""
     updates = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     last = updates[-max(1, len(updates) // 4) :]
     return RealRun(
         ratio=ratio,
         seed=seed,
-        seconds=updates[-1]["time"] - updates[0]["time"],
-        num_updates=len(updates) - 1,
-        wait_s=sum(update["wait_prev_gen_s"] for update in updates[1:]),
+        seconds=updates[-1]["time"] - updates[WARM_UP - 1]["time"],
+        num_updates=len(updates) - WARM_UP,
+        wait_s=sum(update["wait_prev_gen_s"] for update in updates[WARM_UP:]),
         reward=sum(update["reward_mean"] for update in last) / len(last),
     )
 
