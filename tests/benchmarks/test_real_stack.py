@@ -1,0 +1,39 @@
+import json
+
+import pytest
+
+from benchmarks.asynchrony import virtual_time
+from benchmarks.asynchrony.real_stack import RealRun, read, speedup
+from benchmarks.asynchrony.report import FIGURES, json_line
+from benchmarks.asynchrony.waiting_calculator import WaitingCalculator
+from services.env_agents.environment import RequestedCall, Task
+
+
+def test_a_run_is_timed_from_its_third_update_to_its_last(tmp_path):
+    lines = [{"time": 100 + 10 * index, "wait_prev_gen_s": 2.0, "reward_mean": index / 10} for index in range(8)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run = read(tmp_path, ratio=1, seed=3)
+    assert (run.seconds, run.num_updates, run.wait_s) == (50, 5, 10)
+    assert run.reward == pytest.approx(0.65)
+
+
+def test_speedup_is_over_all_seeds():
+    runs = [RealRun(ratio, seed, seconds, 5, 0, 0) for ratio, seed, seconds in ((0, 0, 30), (1, 0, 10), (0, 1, 30), (1, 1, 20))]
+    assert speedup(runs) == 2
+
+
+def test_the_json_line_has_every_figure_and_null_for_what_was_not_measured():
+    figures = json.loads(json_line([], [], 1.5))
+    assert tuple(figures) == FIGURES
+    assert [name for name, value in figures.items() if value is not None] == ["real_stack_speedup"]
+
+
+def test_a_waiting_calculator_waits_and_calculates():
+    async def main():
+        calculator = WaitingCalculator(median_s=100.0, sigma=0.0, seed=0)
+        await calculator.reset(Task(task_id="0", seed=0, data={"question": "2 * 3?", "answer": "6"}))
+        step = await calculator.call_tools([RequestedCall("calculate", {"expression": "2 * 3"})])
+        waited_s = virtual_time.virtual_loop().time()
+        return step.messages[0]["content"], await calculator.score("6"), waited_s, virtual_time.virtual_loop().time()
+
+    assert virtual_time.run(main()) == ("6", 1.0, pytest.approx(100), pytest.approx(200))
