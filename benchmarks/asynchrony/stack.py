@@ -11,7 +11,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, cast
@@ -34,13 +34,15 @@ from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
 from services.env_agents.rendering import ChatRenderer
 from services.env_agents.rollout_loop import RolloutLoop, RolloutSettings
+from services.env_agents.running_group import GroupRules
 from services.env_agents.tasks import SeedTaskSource, Task
 from services.standalone.redis_server import redis_executable
+from shared import versions
 from shared.configuration import EnvAgentsSection, RolloutSection
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec, SamplingParameters, SeedTasks
 from shared.errors import EpisodeError
 from shared.keys import Keys
-from shared.ledger import AdmissionLedger, DiscardReason, GroupRecord, Receipt, TrainingLedger
+from shared.ledger import AdmissionLedger, DiscardReason, Ending, GroupRecord, Receipt, TrainingLedger
 from shared.stream import Delivery, TrajectoryConsumer
 from shared.trajectory import Trajectory
 from trainer.assembly import Group
@@ -242,6 +244,7 @@ class _World:
         self.outcome = Outcome(system)
         self.lock_step = LockStep()
         self.reward_workers = asyncio.Semaphore(system.reward_workers or 1_000_000)
+        self.endings: asyncio.Queue[Ending] = asyncio.Queue()
         self.something_new = asyncio.Event()
         """A group became ready, or an episode ended."""
         self.is_over = False
@@ -324,7 +327,7 @@ class _Loader:
         self._world = world
 
     async def load(self, spec: EnvironmentSpec) -> LoadedEnvironment:
-        return LoadedEnvironment(spec, lambda: _SimulatedEnvironment(self._world), SeedTaskSource(SeedTasks()), None)
+        return LoadedEnvironment(spec, lambda: _SimulatedEnvironment(self._world), SeedTaskSource(SeedTasks()), None, None, None)
 
 
 class _WatchedLedger(AdmissionLedger):
@@ -339,19 +342,43 @@ class _WatchedLedger(AdmissionLedger):
         self._num_finished: Counter[str] = Counter()
         self.group_by_trajectory: dict[str, str] = {}
 
-    async def admit(self, *, group_id: str, environment: str, group_size: int, owner: str, lease_ms: int) -> GroupRecord | None:
-        return await super().admit(group_id=group_id, environment=environment, group_size=group_size, owner=owner, lease_ms=LONG_MS)
+    async def admit(
+        self, *, group_id: str, environment: str, group_size: int, owner: str, lease_ms: int, num_needed: int | None = None
+    ) -> GroupRecord | None:
+        return await super().admit(
+            group_id=group_id, environment=environment, group_size=group_size, owner=owner, lease_ms=LONG_MS, num_needed=num_needed
+        )
 
     async def renew(self, *, owner: str, lease_ms: int, group_ids: Iterable[str]) -> list[str]:
         return await super().renew(owner=owner, lease_ms=LONG_MS, group_ids=group_ids)
 
-    async def finish(self, trajectory: Trajectory) -> Receipt:
-        receipt = await super().finish(trajectory)
+    async def endings(self) -> AsyncGenerator[Ending, None]:
+        """Those of this process's trainer, without a connection that would hold the clock while nothing comes."""
+        while True:
+            yield await self._world.endings.get()
+
+    async def finish(self, trajectory: Trajectory, *, num_needed: int | None = None, verdict: str = "") -> Receipt:
+        receipt = await super().finish(trajectory, num_needed=num_needed, verdict=verdict)
         self.group_by_trajectory[trajectory.trajectory_id] = trajectory.group_id
         self._num_finished[trajectory.group_id] += 1
         if self._num_finished[trajectory.group_id] >= trajectory.group_size:
             self._world.something_new.set()
         return receipt
+
+
+class _TellingLedger(TrainingLedger):
+    """The trainer's ledger; tells the agents what it gave up, as Redis's channel would."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, world: _World) -> None:
+        super().__init__(client, keys)
+        self._world = world
+
+    def discard(self, group_ids: Iterable[str], reason: DiscardReason, *, requeue: bool) -> int:
+        given_up = list(group_ids)
+        count = super().discard(given_up, reason, requeue=requeue)
+        for group_id in given_up:
+            self._world.endings.put_nowait(Ending(reason, group_id))
+        return count
 
 
 class _Consumer(TrajectoryConsumer):
@@ -379,10 +406,10 @@ class _Trainer:
         )
         self._client = client
         self._keys = keys
-        self.ledger = TrainingLedger(client, keys)
+        self.ledger = _TellingLedger(client, keys, world)
         self.ledger.create_consumer_group()
         self._consumer = _Consumer(client, keys, self.ledger)
-        self._reader = RolloutReader(self._consumer, self.ledger, rollout, timeout_s=LONG_S)
+        self._reader = RolloutReader(self._consumer, self.ledger, rollout, timeout_s=LONG_S, look_s=0.0)
         self.trained_group_ids: set[str] = set()
 
     async def run(self, num_updates: int, progress: Callable[[int], None]) -> None:
@@ -411,9 +438,9 @@ class _Trainer:
             self._world.something_new.clear()
             if not (self._system.is_batch and self._world.num_open):
                 self._consumer.is_drained = False
-                groups = self._reader.next_batch(version, progress=_ignore, is_stopped=lambda: self._consumer.is_drained)
-                if groups:
-                    return groups
+                selection = self._reader.next_batch(version, progress=_ignore, is_stopped=lambda: self._consumer.is_drained)
+                if selection is not None:
+                    return selection.batch
             await self._world.something_new.wait()
             if self._system.is_batch:
                 await asyncio.sleep(1e-3)  # Environments close after their last record's siblings wake this.
@@ -422,15 +449,15 @@ class _Trainer:
         outcome = self._world.outcome
         for group in groups:
             self.trained_group_ids.add(group.group_id)
-            outcome.max_lag = max(outcome.max_lag, group.lag(version))
+            oldest = version if group.oldest_version is None else group.oldest_version
+            outcome.max_lag = max(outcome.max_lag, versions.lag(version, oldest))
             for episode in group.episodes:
                 work = self._world.fleet.work_by_session[episode.trajectory_id]
                 outcome.trained.append((work.task, work.occurrence))
 
     def _discard_live(self, *, admitted_before: float, requeue: bool) -> None:
         """Gives up every group, ready or running, that was admitted before a version."""
-        ready, running = self.ledger.live_groups()
-        if not (live := [*ready, *running]):
+        if not (live := list(self.ledger.live_groups().ids)):
             return
         records = cast(list[bytes], self._client.hmget(self._keys.groups, live))
         admitted = [msgspec.json.decode(record, type=GroupRecord).admitted_version for record in records]
@@ -475,7 +502,7 @@ async def _rolling_out(world: _World, redis_url: str, keys: Keys) -> AsyncIterat
         settings = RolloutSettings(
             run_id=keys.run_id,
             owner="simulated",
-            group_size=system.group_size,
+            groups=GroupRules(size=system.group_size),
             lease_s=EnvAgentsSection().lease_s,
             admission_poll_s=system.admission_poll_s,
             refresh_s=LONG_S,
@@ -512,8 +539,7 @@ def _spec() -> EnvironmentSpec:
 
 def _count_tokens(world: _World, trainer: _Trainer, ledger: _WatchedLedger) -> None:
     """What became of every sampled token: trained, wasted, or still on its way at the end."""
-    ready, running = trainer.ledger.live_groups()
-    kept = {*ready, *running, *trainer.trained_group_ids}
+    kept = {*trainer.ledger.live_groups().ids, *trainer.trained_group_ids}
     outcome = world.outcome
     for session, work in world.fleet.work_by_session.items():
         group_id = ledger.group_by_trajectory.get(session)

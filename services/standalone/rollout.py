@@ -173,4 +173,4 @@ def _wrapped(line: str, console: Console) -> list[str]:
     room = console.width - GUTTER_WIDTH
     if not console.is_terminal or room < LEAST_ROOM:
         return [line]
-    return [part.plain for part in Text(line).wrap(console, room)] or [""]
+    return [part.plain.rstrip() for part in Text(line).wrap(console, room)] or [""]
