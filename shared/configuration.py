@@ -6,6 +6,7 @@ An unknown key, a wrong type and a value out of range are ConfigurationErrors. N
 needs a derived value computes it. Environment variables carry only addresses (`ADDRESS_VARIABLES`) and secrets (redis_address).
 """
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -48,11 +49,32 @@ class RolloutSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rollout_batch_size: PositiveInt = 16
     """B, groups consumed by one update."""
     num_return_sequences_in_group: PositiveInt = 8
-    """G, episodes of one task."""
+    """G, finished episodes of one task that make a group."""
+    redundant_episodes: NonNegativeInt = 0
+    """R: a group starts G + R episodes, is complete with the first G, and the rest are cancelled."""
+    redundant_groups: NonNegativeInt = 0
+    """Groups beyond α that may run while no whole batch is ready. What is not needed for it stays for the next, if not stale."""
+    group_deadline_s: PositiveFloat | None = None
+    """A group that runs longer is complete with `min_group_size` finished episodes; None waits for all G."""
+    min_group_size: PositiveInt = 2
+    group_filters: tuple[str, ...] = ()
+    """Groups not worth training, discarded when they complete: zero_variance, all_failed, or package.module:function of a
+    group's trajectories, inside env_agents.import_allowlist, that says whether to discard it."""
+    max_filtered_groups: PositiveInt = 256
+    """Training stops when filters discard so many groups in a row."""
+    kl_fallback_threshold: PositiveFloat | None = 0.02
+    """Over this KL(behaviour ‖ trained), measured on a batch before its first step, admission behaves as if α were 0 for
+    `kl_fallback_updates`; None never does."""
+    kl_fallback_updates: PositiveInt = 4
     async_generation_ratio: NonNegativeFloat = 1.0
-    """α: 0 is synchronous, 1 one-step off-policy, above fully asynchronous."""
-    on_stale: Literal["regenerate", "drop"] = "regenerate"
-    """What happens to a group over the bound: its task runs again first, or not at all."""
+    """α: how many batches generation may run ahead. 0 is synchronous, 1 one-step off-policy, above fully asynchronous; between
+    two whole numbers, that share of each batch starts earlier. No token is trained at a lag above ⌈α⌉."""
+    on_stale: Literal["regenerate", "drop", "wait", "mask"] = "regenerate"
+    """What happens at the bound. regenerate: a group over it is discarded and its task runs again first. drop: discarded, and its
+    task does not run again. wait: training waits for running groups that would pass it, up to `stale_wait_s`, then regenerates.
+    mask: the group is trained without its tokens over the bound."""
+    stale_wait_s: PositiveFloat = 600.0
+    """Longest wait of one update for such groups, with on_stale: wait."""
 
 
 class RedisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -194,10 +216,21 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         names = [spec.name for spec in self.env_agents.environments]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"environment names must differ, got {', '.join(sorted(repeated))} more than once")
-        if self.trainer.adv_estimator == "grpo" and self.rollout.num_return_sequences_in_group < 2:
+        if self.trainer.adv_estimator == "grpo":
+            for name in ("num_return_sequences_in_group", "min_group_size"):
+                if getattr(self.rollout, name) < 2:
+                    raise ValueError(
+                        f"rollout.{name} must be >= 2 with the group-relative estimator 'grpo', got {getattr(self.rollout, name)}"
+                    )
+        if self.rollout.min_group_size > self.rollout.num_return_sequences_in_group:
             raise ValueError(
-                "rollout.num_return_sequences_in_group must be >= 2 with the group-relative estimator 'grpo', "
-                f"got {self.rollout.num_return_sequences_in_group}"
+                "rollout.min_group_size must be <= rollout.num_return_sequences_in_group="
+                f"{self.rollout.num_return_sequences_in_group}, got {self.rollout.min_group_size}; no group has more episodes"
+            )
+        if not math.isfinite(self.rollout.async_generation_ratio):
+            raise ValueError(
+                f"rollout.async_generation_ratio must be a finite number >= 0, got {self.rollout.async_generation_ratio}; "
+                "it bounds the stream"
             )
 
 

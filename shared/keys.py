@@ -2,25 +2,27 @@
 
 All keys of a run share the hash tag `{run_id}`, so that one Lua script may touch several of them on a cluster too.
 
-| key           | type   | holds                                                    | writer         | bound                      |
-| ------------- | ------ | -------------------------------------------------------- | -------------- | -------------------------- |
-| ledger        | hash   | versions, ratio, batch_groups, counts by state           | ledger scripts | a dozen fields             |
-| running       | zset   | group id → lease expiry, Unix ms                         | ledger scripts | admission                  |
-| owners        | hash   | group id → agent process that holds the lease            | ledger scripts | admission                  |
-| ready         | zset   | group id → start number, oldest first                    | ledger scripts | admission                  |
-| unsaved       | zset   | group id → version trained, until a checkpoint holds it  | ledger scripts | groups between checkpoints |
-| groups        | hash   | group id → GroupRecord, JSON                             | ledger scripts | running + ready + unsaved  |
-| finished      | hash   | group id → episodes finished; `id:index` → stream entry  | ledger scripts | running + ready + unsaved  |
-| requeued      | list   | GroupRecord of tasks to run again, next first            | ledger scripts | admission                  |
-| cursors       | hash   | environment → index of its next task                     | ledger scripts | environments               |
-| trajectories  | stream | trajectory records, consumer group `trainer`             | ledger scripts | removed when acknowledged  |
-| dead_letters  | stream | records nobody could read, with the reason               | trainer        | newest 1,000               |
-| processes     | zset   | agent process → when it counts as dead, Unix ms          | ledger scripts | agent processes            |
-| environments  | hash   | environment name → EnvironmentSpec, JSON                 | env_agents     | registered environments    |
-| recent:{name} | list   | an environment's episodes as [outcome, reward], JSON     | env_agents     | newest 256                 |
-| last_problems | hash   | environment name → why its last bad episode ended, JSON  | env_agents     | registered environments    |
-| engines       | hash   | engine URL → registration, JSON                          | inference_hub  | registered engines         |
-| weights       | hash   | version and epoch of the weights in force                | inference_hub  | a few fields               |
+| key           | type    | holds                                                    | writer         | bound                      |
+| ------------- | ------- | -------------------------------------------------------- | -------------- | -------------------------- |
+| ledger        | hash    | versions, ratio, batch_groups, counts by state           | ledger scripts | a dozen fields             |
+| running       | zset    | group id → lease expiry, Unix ms                         | ledger scripts | admission                  |
+| owners        | hash    | group id → agent process that holds the lease            | ledger scripts | admission                  |
+| ready         | zset    | group id → start number, oldest first                    | ledger scripts | admission                  |
+| unsaved       | zset    | group id → version trained, until a checkpoint holds it  | ledger scripts | groups between checkpoints |
+| groups        | hash    | group id → GroupRecord, JSON                             | ledger scripts | running + ready + unsaved  |
+| finished      | hash    | group id → episodes finished; `id:index` → stream entry  | ledger scripts | running + ready + unsaved  |
+| requeued      | list    | GroupRecord of tasks to run again, next first            | ledger scripts | admission                  |
+| cursors       | hash    | environment → index of its next task                     | ledger scripts | environments               |
+| trajectories  | stream  | trajectory records, consumer group `trainer`             | ledger scripts | removed when acknowledged  |
+| dead_letters  | stream  | records nobody could read, with the reason               | ledger scripts | newest 1,000               |
+| holds         | zset    | hold on new groups → when it counts as given up, Unix ms | ledger scripts | evaluations under way      |
+| processes     | zset    | agent process → when it counts as dead, Unix ms          | ledger scripts | agent processes            |
+| endings       | channel | `reason group_id` of running groups that end, for owners | ledger scripts | nothing is kept            |
+| environments  | hash    | environment name → EnvironmentSpec, JSON                 | env_agents     | registered environments    |
+| recent:{name} | list    | an environment's episodes as [outcome, reward], JSON     | env_agents     | newest 256                 |
+| last_problems | hash    | environment name → why its last bad episode ended, JSON  | env_agents     | registered environments    |
+| engines       | hash    | engine URL → registration, JSON                          | inference_hub  | registered engines         |
+| weights       | hash    | version and epoch of the weights in force                | inference_hub  | a few fields               |
 """
 
 from dataclasses import dataclass
@@ -88,6 +90,14 @@ class Keys:
     @property
     def processes(self) -> str:
         return self._key("processes")
+
+    @property
+    def endings(self) -> str:
+        return self._key("endings")
+
+    @property
+    def holds(self) -> str:
+        return self._key("holds")
 
     @property
     def environments(self) -> str:

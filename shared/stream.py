@@ -12,8 +12,8 @@ import redis
 
 from shared import trajectory as trajectories
 from shared.errors import RecordError
-from shared.keys import CONSUMER_GROUP, CONSUMER_NAME, MAX_DEAD_LETTERS, Keys
-from shared.ledger import DiscardReason, TrainingLedger
+from shared.keys import CONSUMER_GROUP, CONSUMER_NAME, Keys
+from shared.ledger import TrainingLedger
 from shared.trajectory import Trajectory
 
 
@@ -82,17 +82,4 @@ class TrajectoryConsumer:
             try:
                 yield Delivery(entry_id.decode(), trajectories.decode(fields[b"trajectory"]))
             except (RecordError, KeyError) as error:
-                self._bury(entry_id, fields, reason=str(error))
-
-    def _bury(self, entry_id: bytes, fields: dict[bytes, bytes], *, reason: str) -> None:
-        # In an order that a crash may cut anywhere: the entry is delivered again until all of it is done.
-        self._client.xadd(
-            self._keys.dead_letters,
-            {**fields, b"entry_id": entry_id, b"reason": reason},  # type: ignore[dict-item]
-            maxlen=MAX_DEAD_LETTERS,
-            approximate=False,
-        )
-        if b"group_id" in fields:
-            self._ledger.discard([fields[b"group_id"].decode()], DiscardReason.UNREADABLE, requeue=False)
-        self._client.xack(self._keys.trajectories, CONSUMER_GROUP, entry_id)
-        self._client.xdel(self._keys.trajectories, entry_id)
+                self._ledger.bury(entry_id.decode(), str(error))

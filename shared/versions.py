@@ -4,6 +4,7 @@ A policy version is the number of weight updates published in the current lineag
 the run started from. A trainer that resumes from the checkpoint of version c continues at c.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -58,3 +59,12 @@ def lag(trained_version: int, oldest: int) -> int:
     is 0, as it was when the cut-off lineage trained on them.
     """
     return max(0, trained_version - oldest)
+
+
+def max_lag(async_generation_ratio: float) -> int:
+    """The largest lag that may be trained, ⌈α⌉ updates.
+
+    Lag is a whole number and α need not be: admission runs α batches ahead, so with α = 0.5 half of a batch starts one update
+    early. Those groups are what a fractional α is for; at a bound of ⌊α⌋ each of them would be generated and thrown away.
+    """
+    return math.ceil(async_generation_ratio)

@@ -4,11 +4,16 @@ A group is WAITING for episodes → complete → in a batch, or given up as stal
 in which order they started; this module says which of them train next and which never will.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
 
 from shared import versions
+from shared.ledger import GroupRecord, LiveGroups, ReadyGroup
 from shared.stream import Delivery
+from shared.trajectory import Trajectory
 
 MIN_TRAINABLE = 2
 """A group-relative baseline needs a sibling."""
@@ -24,11 +29,19 @@ class Episode:
     group_size: int
     sample_index: int
     num_tokens: int
-    num_sampled_tokens: int
+    sampled_by_version: tuple[tuple[int, int], ...]
+    """(policy version, tokens it sampled), oldest first."""
     reward: float
     is_trainable: bool
     """Its reward means something, and it has a token that the policy sampled."""
-    oldest_version: int | None
+
+    @property
+    def oldest_version(self) -> int | None:
+        return self.sampled_by_version[0][0] if self.sampled_by_version else None
+
+    def num_sampled_since(self, version: int) -> int:
+        """Tokens sampled by `version` or a later one."""
+        return sum(count for sampled, count in self.sampled_by_version if sampled >= version)
 
     @classmethod
     def of(cls, delivery: Delivery) -> "Episode":
@@ -40,11 +53,15 @@ class Episode:
             group_size=trajectory.group_size,
             sample_index=trajectory.sample_index,
             num_tokens=trajectory.num_tokens,
-            num_sampled_tokens=trajectory.num_sampled_tokens,
+            sampled_by_version=_sampled_by_version(trajectory),
             reward=trajectory.reward,
             is_trainable=trajectory.outcome.is_trainable and trajectory.num_sampled_tokens > 0,
-            oldest_version=trajectory.oldest_version,
         )
+
+
+def _sampled_by_version(trajectory: Trajectory) -> tuple[tuple[int, int], ...]:
+    sampled, counts = np.unique(trajectory.token_versions[trajectory.loss_mask == 1], return_counts=True)
+    return tuple(zip(sampled.tolist(), counts.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -52,21 +69,20 @@ class Group:
     """The episodes delivered so far of one task, by sample index."""
 
     group_id: str
-    group_size: int
     episodes: tuple[Episode, ...]
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.episodes) == self.group_size
 
     @property
     def trainable(self) -> tuple[Episode, ...]:
         return tuple(episode for episode in self.episodes if episode.is_trainable)
 
-    def lag(self, version: int) -> int:
-        """Updates between `version`, being trained, and the oldest token that would take part; 0 if none would."""
-        oldest = [episode.oldest_version for episode in self.trainable if episode.oldest_version is not None]
-        return versions.lag(version, min(oldest)) if oldest else 0
+    @property
+    def oldest_version(self) -> int | None:
+        """Of the tokens that would take part in an update; None if none would."""
+        return min((episode.sampled_by_version[0][0] for episode in self.trainable), default=None)
+
+    @property
+    def newest_version(self) -> int | None:
+        return max((episode.sampled_by_version[-1][0] for episode in self.trainable), default=None)
 
 
 class GroupAssembler:
@@ -89,7 +105,10 @@ class GroupAssembler:
 
 def _group(group_id: str, episodes: dict[int, Episode]) -> Group:
     ordered = tuple(episodes[index] for index in sorted(episodes))
-    return Group(group_id, ordered[0].group_size, ordered)
+    return Group(group_id, ordered)
+
+
+OnStale = Literal["regenerate", "drop", "wait", "mask"]
 
 
 @dataclass(frozen=True)
@@ -97,37 +116,70 @@ class Selection:
     """What to do before the next update: groups to train, all B of them or none, and groups to give up."""
 
     batch: tuple[Group, ...]
+    oldest_version: int
+    """Tokens of older versions carry no loss. Only `mask` lets any into a batch."""
     stale: tuple[str, ...]
     failed: tuple[str, ...]
+    awaited: tuple[str, ...]
+    """Running groups that started before the youngest of the batch, and that this update would make stale."""
 
 
-def select(
-    groups: dict[str, Group],
-    ready: Sequence[str],
-    *,
-    version: int,
-    async_generation_ratio: float,
-    batch_groups: int,
-) -> Selection:
+def select(groups: dict[str, Group], live: LiveGroups, *, version: int, on_stale: OnStale, batch_groups: int) -> Selection:
     """The B oldest groups that may be trained at `version`, and those that may not any more.
 
-    A group is stale when its lag exceeds α; an incomplete one is then given up too, since it can only grow older. It has failed
-    when fewer than two of its episodes can be learnt from.
+    A group has failed when fewer than two of its episodes can be learnt from.
 
-    Args: groups: those with an episode delivered. ready: ids of complete groups by the ledger's books, oldest start first; one
-    that is not delivered in full yet holds back all younger ones, so that the order never depends on when pages arrive.
+    Args: groups: those with an episode delivered. live: the ledger's books.
     """
-    stale = [group_id for group_id, group in groups.items() if group.lag(version) > async_generation_ratio]
-    arrived = list(_arrived(groups, [group_id for group_id in ready if group_id not in stale]))
-    failed = [group.group_id for group in arrived if len(group.trainable) < MIN_TRAINABLE]
-    usable = [group for group in arrived if group.group_id not in failed]
-    batch = tuple(usable[:batch_groups]) if len(usable) >= batch_groups else ()
-    return Selection(batch, tuple(stale), tuple(failed))
+    oldest_version = version - versions.max_lag(live.async_generation_ratio)
+    stale = stale_groups(groups, live, oldest_version=oldest_version, on_stale=on_stale)
+    arrived = list(_arrived(groups, [ready for ready in live.ready if ready.record.group_id not in stale]))
+    failed = [group.group_id for _, group in arrived if len(group.trainable) < MIN_TRAINABLE]
+    usable = [(record, group) for record, group in arrived if group.group_id not in failed]
+    chosen = usable[:batch_groups] if len(usable) >= batch_groups else []
+    youngest_start = max((record.start_number for record, _ in chosen), default=0)
+    awaited = [
+        record.group_id
+        for record in live.running
+        if on_stale == "wait"
+        and record.group_id not in stale
+        and record.start_number < youngest_start
+        and _oldest_of_running(record, groups, otherwise=version) <= oldest_version
+    ]
+    return Selection(
+        batch=tuple(group for _, group in chosen),
+        oldest_version=oldest_version,
+        stale=tuple(stale),
+        failed=tuple(failed),
+        awaited=tuple(awaited),
+    )
 
 
-def _arrived(groups: dict[str, Group], ready: Iterable[str]) -> Iterable[Group]:
-    for group_id in ready:
-        group = groups.get(group_id)
-        if group is None or not group.is_complete:
+def stale_groups(groups: dict[str, Group], live: LiveGroups, *, oldest_version: int, on_stale: OnStale) -> list[str]:
+    """Groups that no update will train: with a token older than `oldest_version` or, if such tokens are masked, with no other.
+
+    A running group grows no younger, so it is given up as soon as it began to sample too long ago, unless tokens are masked.
+    """
+    delivered = {ready.record.group_id: groups.get(ready.record.group_id) for ready in live.ready}
+    if on_stale == "mask":
+        decisive = {group_id: group.newest_version for group_id, group in delivered.items() if group}
+    else:
+        decisive = {group_id: group.oldest_version for group_id, group in delivered.items() if group}
+        decisive |= {record.group_id: _oldest_of_running(record, groups, otherwise=oldest_version) for record in live.running}
+    return [group_id for group_id, version in decisive.items() if version is not None and version < oldest_version]
+
+
+def _oldest_of_running(record: GroupRecord, groups: dict[str, Group], *, otherwise: int) -> int:
+    """The oldest version that sampled in a running group, as far as anyone knows; `otherwise` if it has not begun to sample."""
+    group = groups.get(record.group_id)
+    known = (record.sampling_version, group.oldest_version if group else None)
+    return min((version for version in known if version is not None), default=otherwise)
+
+
+def _arrived(groups: dict[str, Group], ready: Iterable[ReadyGroup]) -> Iterator[tuple[GroupRecord, Group]]:
+    """Those delivered in full. One that is not holds back all younger ones, so that order never depends on when pages arrive."""
+    for entry in ready:
+        group = groups.get(entry.record.group_id)
+        if group is None or len(group.episodes) < entry.num_episodes:
             return
-        yield group
+        yield entry.record, group

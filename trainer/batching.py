@@ -29,6 +29,8 @@ class BatchPlan(msgspec.Struct, frozen=True):
 
     version: int
     """The policy version being trained; the update makes the next one."""
+    oldest_version: int
+    """Tokens that older versions sampled carry no loss."""
     num_sequences: int
     num_sampled_tokens: int
     shares: tuple[Share, ...]

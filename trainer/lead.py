@@ -10,12 +10,13 @@ import numpy as np
 from shared import versions
 from shared.configuration import Configuration
 from shared.errors import ConfigurationError, LedgerError
-from shared.ledger import TrainingLedger
+from shared.ledger import Books, TrainingLedger
 from shared.trajectory import SUCCESS_REWARD
 from trainer.advantages import ADVANTAGE_ESTIMATORS
-from trainer.assembly import Episode, Group
+from trainer.assembly import Episode, Group, Selection
 from trainer.batching import BatchPlan, PlannedSequence, plan_shares
 from trainer.evaluation import Evaluations
+from trainer.fallback import synchronous_until
 from trainer.learner import Learned
 from trainer.model import Policy
 from trainer.rollouts import RolloutReader
@@ -43,9 +44,12 @@ class Batch:
 
     @property
     def lags(self) -> list[int]:
-        """Of every episode."""
-        oldest = [episode.oldest_version for episode in self.episodes if episode.oldest_version is not None]
-        return [versions.lag(self.plan.version, version) for version in oldest]
+        """Of every episode with a token that carries loss: of its oldest such token."""
+        trained = [
+            [version for version, _ in episode.sampled_by_version if version >= self.plan.oldest_version]
+            for episode in self.episodes
+        ]
+        return [versions.lag(self.plan.version, sampled[0]) for sampled in trained if sampled]
 
 
 class Lead:
@@ -92,24 +96,25 @@ class Lead:
     def next_batch(self, version: int, num_ranks: int) -> Batch | None:
         """The batch of the update of `version`; None once stopped."""
         started = time.perf_counter()
-        groups = self._reader.next_batch(
+        selection = self._reader.next_batch(
             version,
             progress=lambda ready, needed: self._tracker.waiting(version, ready, needed),
             is_stopped=lambda: self._stop.is_set,
         )
-        if groups is None:
+        if selection is None:
             return None
         waited = time.perf_counter()
         self._tracker.training(version)
-        plan = plan_batch(groups, version, self._configuration, num_ranks)
-        return Batch(groups, plan, wait_s=waited - started, plan_s=time.perf_counter() - waited)
+        plan = plan_batch(selection, version, self._configuration, num_ranks)
+        return Batch(selection.batch, plan, wait_s=waited - started, plan_s=time.perf_counter() - waited)
 
     def push(self, policy: Policy, version: int) -> PushTimes:
         """Puts the policy's weights in force on the engines as `version`."""
         return self._pusher.push(policy.named_weights(), version)
 
-    def publish(self, batch: Batch, version: int) -> None:
+    def publish(self, batch: Batch, learned: Learned, version: int) -> None:
         """Moves the books to `version`. Its lineage is on disk first: a version in the books always has a line."""
+        self._fall_back_if_due(learned.kl_behaviour_before, version)
         self._lineage.append(
             {
                 "version": version,
@@ -119,13 +124,33 @@ class Lead:
             }
         )
         self._ledger.publish(version, batch.group_ids)
+        self._reader.give_up_stale(version)
+
+    def _fall_back_if_due(self, kl_behaviour: float, version: int) -> None:
+        """Before the places of `version` open, so that none is given that a fallback would not have given."""
+        rollout, books = self._configuration.rollout, self._ledger.books()
+        until = synchronous_until(
+            books.synchronous_until,
+            version=version,
+            kl_behaviour=kl_behaviour,
+            threshold=rollout.kl_fallback_threshold,
+            num_updates=rollout.kl_fallback_updates,
+        )
+        if until == books.synchronous_until:
+            return
+        self._ledger.make_synchronous(until)
+        if books.ratio_in_force > 0:
+            self._tracker.note(
+                f"falling back to synchronous until version {until}: KL(behaviour ‖ trained) is {kl_behaviour:.3g}, over "
+                f"rollout.kl_fallback_threshold={rollout.kl_fallback_threshold:g}"
+            )
 
     def acknowledge(self, version: int) -> None:
         """A checkpoint of `version` is on disk."""
         self._ledger.acknowledge(version)
 
     def log(self, batch: Batch, learned: Learned, pushed: PushTimes, *, fetch_s: float, train_s: float) -> None:
-        metrics = update_metrics(batch, learned, pushed, fetch_s=fetch_s, train_s=train_s)
+        metrics = update_metrics(batch, learned, pushed, self._ledger.books(), fetch_s=fetch_s, train_s=train_s)
         self._metrics.append(metrics)
         self._tracker.update(metrics)
 
@@ -140,28 +165,32 @@ class Lead:
         self._pusher.close()
 
 
-def plan_batch(groups: Sequence[Group], version: int, configuration: Configuration, num_ranks: int) -> BatchPlan:
-    """Advantages within each group, then every trainable episode into a micro-batch of a rank."""
+def plan_batch(selection: Selection, version: int, configuration: Configuration, num_ranks: int) -> BatchPlan:
+    """Advantages within each group, then every episode with a token that carries loss into a micro-batch of a rank."""
     trainer = configuration.trainer
     estimate = ADVANTAGE_ESTIMATORS[trainer.adv_estimator]
     sequences: list[PlannedSequence] = []
-    for group in groups:
+    num_sampled_tokens = 0
+    for group in selection.batch:
         rewards_G = np.array([episode.reward for episode in group.trainable])
         advantages_G = estimate(rewards_G, scale_by_std=trainer.scale_by_std)
-        sequences += [
-            PlannedSequence(episode.entry_id, episode.num_tokens, float(advantage))
-            for episode, advantage in zip(group.trainable, advantages_G, strict=True)
-        ]
+        for episode, advantage in zip(group.trainable, advantages_G, strict=True):
+            if count := episode.num_sampled_since(selection.oldest_version):
+                sequences.append(PlannedSequence(episode.entry_id, episode.num_tokens, float(advantage)))
+                num_sampled_tokens += count
     return BatchPlan(
         version=version,
+        oldest_version=selection.oldest_version,
         num_sequences=len(sequences),
-        num_sampled_tokens=sum(episode.num_sampled_tokens for group in groups for episode in group.trainable),
+        num_sampled_tokens=num_sampled_tokens,
         shares=plan_shares(sequences, num_ranks=num_ranks, max_tokens=trainer.ppo_max_token_len_per_gpu),
     )
 
 
-def update_metrics(batch: Batch, learned: Learned, pushed: PushTimes, *, fetch_s: float, train_s: float) -> UpdateMetrics:
-    """One update in numbers. Args: fetch_s, train_s: seconds of rank 0."""
+def update_metrics(
+    batch: Batch, learned: Learned, pushed: PushTimes, books: Books, *, fetch_s: float, train_s: float
+) -> UpdateMetrics:
+    """One update in numbers. Args: books: after its publication. fetch_s, train_s: seconds of rank 0."""
     episodes, lags, measures = batch.episodes, batch.lags, learned.measures
     return UpdateMetrics(
         update=batch.plan.version + 1,
@@ -184,6 +213,11 @@ def update_metrics(batch: Batch, learned: Learned, pushed: PushTimes, *, fetch_s
         mean_ratio=measures.mean_ratio,
         effective_sample_size=measures.effective_sample_size,
         kl_behaviour=measures.kl_behaviour,
+        kl_behaviour_before=learned.kl_behaviour_before,
+        async_generation_ratio=books.ratio_in_force,
+        discarded_groups=books.discarded,
+        surplus_episodes=books.episodes_surplus,
+        dead_letters=books.dead_letters,
         logprob_mismatch_max=measures.logprob_mismatch_max,
         logprob_mismatch_mean=measures.logprob_mismatch_mean,
         num_groups=len(batch.groups),

@@ -28,6 +28,8 @@ class Learned:
     """What one update did. `measures` are those of the last epoch, before its step."""
 
     measures: Measures
+    kl_behaviour_before: float
+    """KL(μ ‖ π_θ) before the first step: how far the data was from the policy that began to learn from it."""
     grad_norm: float
     """Before clipping."""
     learning_rate: float
@@ -59,25 +61,26 @@ class Learner:
         # Dropout, if the model has any, repeats in an update that a crash made run again.
         torch.manual_seed((self._seed * 1_000_003 + plan.version) * ranks.count() + ranks.rank())
         self.engine.train()
+        epochs: list[Measures] = []
         for _ in range(self._trainer.ppo_epochs):
-            measures = self._accumulate(plan, trajectories)
-            self._mismatch.judge(measures)
+            epochs.append(self._accumulate(plan, trajectories))
+            self._mismatch.judge(epochs[-1])
             self.engine.step()
-        return Learned(measures, float(self.engine.get_global_grad_norm()), learning_rate)
+        return Learned(epochs[-1], epochs[0].kl_behaviour, float(self.engine.get_global_grad_norm()), learning_rate)
 
     def _accumulate(self, plan: BatchPlan, trajectories: Mapping[str, Trajectory]) -> Measures:
         share = plan.shares[ranks.rank()]
         sums = MeasureSums(self.engine.device)
         for index, planned in enumerate(share):
             self.engine.set_gradient_accumulation_boundary(index == len(share) - 1)
-            loss = self._loss(plan, self._collate(planned, trajectories, plan.version), sums)
+            loss = self._loss(plan, self._collate(planned, trajectories, plan), sums)
             self.engine.backward(loss * ranks.count(), scale_wrt_gas=False)
         return sums.reduce()
 
-    def _collate(self, planned: MicroBatchPlan, trajectories: Mapping[str, Trajectory], version: int) -> MicroBatch:
+    def _collate(self, planned: MicroBatchPlan, trajectories: Mapping[str, Trajectory], plan: BatchPlan) -> MicroBatch:
         rows = [trajectories[sequence.entry_id] for sequence in planned]
         advantages = [sequence.advantage for sequence in planned]
-        return collate(rows, advantages, version=version, device=self.engine.device)
+        return collate(rows, advantages, version=plan.version, oldest_version=plan.oldest_version, device=self.engine.device)
 
     def _loss(self, plan: BatchPlan, rows: MicroBatch, sums: MeasureSums) -> Tensor:
         """This micro-batch's share of the loss of the whole batch."""

@@ -20,7 +20,7 @@ class MicroBatch:
     token_ids_BT: Tensor
     """int64, 0 in the padding."""
     loss_mask_BT: Tensor
-    """bool, True where the policy sampled the token."""
+    """bool, True where the policy sampled the token, recently enough."""
     behaviour_logprobs_BT: Tensor
     """float32, 0 where the mask is 0."""
     advantages_B1: Tensor
@@ -31,8 +31,13 @@ class MicroBatch:
     """bool: every sampled token is of the version being trained, so engine and trainer must agree on its log-probability."""
 
 
-def collate(trajectories: Sequence[Trajectory], advantages: Sequence[float], *, version: int, device: torch.device) -> MicroBatch:
-    """Rows in the order given. With no trajectory, one row without sampled tokens, whose gradient is 0."""
+def collate(
+    trajectories: Sequence[Trajectory], advantages: Sequence[float], *, version: int, oldest_version: int, device: torch.device
+) -> MicroBatch:
+    """Rows in the order given. With no trajectory, one row without sampled tokens, whose gradient is 0.
+
+    Args: version: the one being trained. oldest_version: tokens that older ones sampled carry no loss.
+    """
     num_rows = max(1, len(trajectories))
     longest = max([2, *(trajectory.num_tokens for trajectory in trajectories)])
     token_ids = np.zeros((num_rows, longest), dtype=np.int64)
@@ -43,7 +48,7 @@ def collate(trajectories: Sequence[Trajectory], advantages: Sequence[float], *, 
     for row, trajectory in enumerate(trajectories):
         length = trajectory.num_tokens
         token_ids[row, :length] = trajectory.token_ids
-        loss_mask[row, :length] = trajectory.loss_mask == 1
+        loss_mask[row, :length] = (trajectory.loss_mask == 1) & (trajectory.token_versions >= oldest_version)
         logprobs[row, :length] = trajectory.logprobs
         temperatures[row] = trajectory.temperature
         is_on_policy[row] = all(span.version == version for span in trajectory.version_spans)

@@ -1,5 +1,6 @@
 """The trainer's inlet: waits until the stream holds the next batch, and gives up groups that will never train. Rank 0 only."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -7,11 +8,13 @@ import redis
 
 from shared.configuration import RolloutSection
 from shared.errors import TrainingError
-from shared.ledger import Books, DiscardReason, TrainingLedger
+from shared.ledger import FILTERED, Books, DiscardReason, TrainingLedger
 from shared.stream import Delivery, TrajectoryConsumer
-from trainer.assembly import Episode, Group, GroupAssembler, Selection, select
+from trainer.assembly import Episode, GroupAssembler, Selection, select
 
 POLL_MS = 500
+LOOK_S = 1.0
+"""Between two looks at every group while fewer than a batch are ready: each costs Redis a walk over all that live."""
 
 Progress = Callable[[int, int], None]
 """Called with groups ready and groups needed."""
@@ -33,20 +36,34 @@ class RolloutReader:
         self._assembler = GroupAssembler()
         self._must_reread = True
 
-    def next_batch(self, version: int, *, progress: Progress, is_stopped: Callable[[], bool]) -> tuple[Group, ...] | None:
-        """The groups that the update of `version` trains on; None once stopped.
+    def next_batch(self, version: int, *, progress: Progress, is_stopped: Callable[[], bool]) -> Selection | None:
+        """A selection whose batch the update of `version` trains on; None once stopped.
 
-        Raises: TrainingError after `timeout_s` without a batch, with where the episodes are.
+        Raises: TrainingError after `timeout_s` without a batch, or when none can come, with the reason.
         """
         deadline = time.monotonic() + self._timeout_s
+        batch_groups = self._rollout.rollout_batch_size
+        next_look = -math.inf
+        complete_since: float | None = None
         while not is_stopped():
             self._receive()
-            selection = self._select(version, progress)
+            now, books = time.monotonic(), self._ledger.books()
+            progress(min(books.ready, batch_groups), batch_groups)
+            if books.ready < batch_groups and now < next_look:
+                continue
+            next_look = now + LOOK_S
+            selection = self._select(version)
             if selection.batch:
-                return selection.batch
-            if time.monotonic() > deadline:
-                raise TrainingError(stuck(self._ledger.books(), self._rollout, self._timeout_s))
+                complete_since = complete_since or now
+                if not selection.awaited or now > complete_since + self._rollout.stale_wait_s:
+                    return selection
+            elif problem := why_no_batch(books, self._rollout, is_late=now > deadline, timeout_s=self._timeout_s):
+                raise TrainingError(problem)
         return None
+
+    def give_up_stale(self, version: int) -> None:
+        """Discards what the update of `version` or a later one cannot train, so that its episodes end now."""
+        self._select(version)
 
     def _receive(self) -> None:
         try:
@@ -68,24 +85,51 @@ class RolloutReader:
         for delivery in deliveries:
             self._assembler.add(Episode.of(delivery))
 
-    def _select(self, version: int, progress: Progress) -> Selection:
-        ready, running = self._ledger.live_groups()
-        self._assembler.retain({*ready, *running})
+    def _select(self, version: int) -> Selection:
+        live = self._ledger.live_groups()
+        self._assembler.retain(live.ids)
         selection = select(
             self._assembler.groups(),
-            ready,
+            live,
             version=version,
-            async_generation_ratio=self._rollout.async_generation_ratio,
+            on_stale=self._rollout.on_stale,
             batch_groups=self._rollout.rollout_batch_size,
         )
         if selection.stale:
-            self._ledger.discard(selection.stale, DiscardReason.STALE, requeue=self._rollout.on_stale == "regenerate")
+            self._ledger.discard(selection.stale, DiscardReason.STALE, requeue=self._rollout.on_stale != "drop")
         if selection.failed:
             # Not run again: a task that always fails would come back for ever, and first.
             self._ledger.discard(selection.failed, DiscardReason.FAILED, requeue=False)
-        usable = len(ready) - len({*ready} & {*selection.stale, *selection.failed})
-        progress(min(usable, self._rollout.rollout_batch_size), self._rollout.rollout_batch_size)
         return selection
+
+
+def why_no_batch(books: Books, rollout: RolloutSection, *, is_late: bool, timeout_s: float) -> str | None:
+    """Why training must stop waiting for a batch; None if it may go on."""
+    if books.filtered_in_a_row >= rollout.max_filtered_groups:
+        return all_filtered(books, rollout)
+    num_places = int((1 + books.ratio_in_force) * books.batch_groups) + books.redundant_groups
+    if 0 < num_places < rollout.rollout_batch_size:
+        return (
+            f"rollout.rollout_batch_size must be the same for trainer and agents, and the trainer's {rollout.rollout_batch_size} "
+            f"groups can never be ready at once: the agents have {books.batch_groups} and α = {books.ratio_in_force:g}, "
+            f"which admit {num_places}; start both with one run file"
+        )
+    return stuck(books, rollout, timeout_s) if is_late else None
+
+
+def all_filtered(books: Books, rollout: RolloutSection) -> str:
+    """What the filters discarded, and what to do about it."""
+    counts = ", ".join(
+        f"{count} by {reason.removeprefix(FILTERED)}"
+        for reason, count in sorted(books.discarded.items())
+        if reason.startswith(FILTERED)
+    )
+    return (
+        f"rollout.group_filters must keep one of rollout.max_filtered_groups={rollout.max_filtered_groups} groups in a row, and "
+        f"discarded {books.filtered_in_a_row} (in all: {counts}); rewards that do not differ within a group come from tasks that "
+        "are too easy or too hard, or from a reward that is always the same: see GET /environments of the agents, or take the "
+        "filter out"
+    )
 
 
 def stuck(books: Books, rollout: RolloutSection, timeout_s: float) -> str:

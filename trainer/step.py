@@ -73,7 +73,7 @@ class TrainingLoop:
         self._is_saved = False
         if self._lead and batch:
             pushed = self._lead.push(self._learner.policy, self._version)
-            self._lead.publish(batch, self._version)
+            self._lead.publish(batch, learned, self._version)
             self._lead.log(batch, learned, pushed, fetch_s=fetched - started, train_s=trained - fetched)
             self._unsaved += batch.group_ids
         if self._is_checkpoint_due():

@@ -37,6 +37,17 @@ class UpdateMetrics(msgspec.Struct, frozen=True, kw_only=True):
     mean_ratio: float
     effective_sample_size: float
     kl_behaviour: float
+    """Of the last epoch."""
+    kl_behaviour_before: float
+    """Before the first step; over rollout.kl_fallback_threshold the run falls back to synchronous."""
+    async_generation_ratio: float
+    """α in force after the update: 0 while fallen back."""
+    discarded_groups: Mapping[str, int]
+    """Since the run began, by reason."""
+    surplus_episodes: int
+    """Since the run began: cancelled because their group was complete."""
+    dead_letters: int
+    """Since the run began: records that nobody could read."""
     logprob_mismatch_max: float | None
     """None when no episode was sampled entirely by the version being trained."""
     logprob_mismatch_mean: float | None

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
+import math
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,12 +23,15 @@ from services.env_agents.episode import EnvironmentAgent
 from services.env_agents.episode_statistics import RunStatistics
 from services.env_agents.evaluation import Evaluator
 from services.env_agents.generation import GenerationClient
+from services.env_agents.group_filters import load_filters
+from services.env_agents.holds import held
 from services.env_agents.loading import EnvironmentLoader
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
 from services.env_agents.rendering import load_renderer
-from services.env_agents.rollout_loop import RolloutLoop, RolloutSettings
-from shared.configuration import Configuration, EnvAgentsSection, RedisSection
+from services.env_agents.rollout_loop import REDIS_AWAY, RolloutLoop, RolloutSettings
+from services.env_agents.running_group import GroupRules
+from shared.configuration import Configuration, EnvAgentsSection, RedisSection, RolloutSection
 from shared.errors import ConfigurationError
 from shared.keys import Keys
 from shared.ledger import AdmissionLedger
@@ -61,7 +66,12 @@ async def run(configuration: Configuration) -> None:
         keys = Keys(configuration.run.id)
         ledger = AdmissionLedger(client, keys)
         rollout = configuration.rollout
-        await ledger.configure(async_generation_ratio=rollout.async_generation_ratio, batch_groups=rollout.rollout_batch_size)
+        groups = _group_rules(rollout, section.import_allowlist)
+        await ledger.configure(
+            async_generation_ratio=rollout.async_generation_ratio,
+            batch_groups=rollout.rollout_batch_size,
+            redundant_groups=rollout.redundant_groups,
+        )
         loader = EnvironmentLoader(session, import_allowlist=section.import_allowlist, seed=configuration.run.seed)
         registry = EnvironmentRegistry(client, keys, loader)
         for spec in section.environments:
@@ -75,15 +85,29 @@ async def run(configuration: Configuration) -> None:
         settings = RolloutSettings(
             run_id=configuration.run.id,
             owner=process,
-            group_size=rollout.num_return_sequences_in_group,
+            groups=groups,
             lease_s=section.lease_s,
         )
         rollouts = RolloutLoop(settings, ledger, registry, agent, metrics, statistics)
         evaluator = Evaluator(
-            run_id=configuration.run.id, registry=registry, agent=agent, hold_rollouts=rollouts.on_hold, decode=renderer.text
+            run_id=configuration.run.id,
+            registry=registry,
+            agent=agent,
+            hold_rollouts=functools.partial(held, ledger, lease_s=section.lease_s, passing=REDIS_AWAY),
+            decode=renderer.text,
         )
         app = create_control(registry, evaluator, rollouts, ledger, metrics, statistics)
         await _serve(app, section, rollouts)
+
+
+def _group_rules(rollout: RolloutSection, import_allowlist: Sequence[str]) -> GroupRules:
+    return GroupRules(
+        size=rollout.num_return_sequences_in_group,
+        redundant_episodes=rollout.redundant_episodes,
+        deadline_s=math.inf if rollout.group_deadline_s is None else rollout.group_deadline_s,
+        min_size=rollout.min_group_size,
+        filters=load_filters(rollout.group_filters, import_allowlist=import_allowlist),
+    )
 
 
 async def _serve(app: object, section: EnvAgentsSection, rollouts: RolloutLoop) -> None:

@@ -12,7 +12,15 @@ from services.env_agents import documentation
 from services.env_agents.episode_statistics import RunStatistics
 from services.env_agents.evaluation import EvaluationRequest, Evaluator
 from services.env_agents.loading import NotAllowedError
-from services.env_agents.messages import EnvironmentDescription, Health, Refusal, Status, describe
+from services.env_agents.messages import (
+    EnvironmentDescription,
+    Health,
+    Refusal,
+    RolloutChanges,
+    Status,
+    describe,
+    describe_rollout,
+)
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.openenv import UnreachableEnvironmentError
 from services.env_agents.registry import EnvironmentExistsError, EnvironmentRegistry, UnknownEnvironmentError
@@ -85,6 +93,16 @@ def create_control(
     @app.post("/evaluations")
     async def evaluate(request: Request) -> Response:
         return _json(await evaluator.evaluate(await _body(request, EvaluationRequest)))
+
+    @app.get("/rollout")
+    async def show_rollout() -> Response:
+        return _json(describe_rollout(await ledger.books()))
+
+    @app.patch("/rollout")
+    async def change_rollout(request: Request) -> Response:
+        changes = await _body(request, RolloutChanges)
+        await ledger.set_ratio(changes.async_generation_ratio)
+        return _json(describe_rollout(await ledger.books()))
 
     @app.get("/health")
     async def health() -> Response:

@@ -9,7 +9,7 @@ import msgspec
 
 from services.env_agents import schemas
 from services.env_agents.evaluation import EvaluationRequest, EvaluationResult
-from services.env_agents.messages import EnvironmentDescription, Health, Refusal, Status
+from services.env_agents.messages import EnvironmentDescription, Health, Refusal, RolloutChanges, RolloutDescription, Status
 from services.env_agents.operations import CHANGES, OPERATIONS, PYTHON_ENVIRONMENT, Operation
 from services.env_agents.registry import PATCHABLE
 from shared.environment_spec import EnvironmentSpec
@@ -45,7 +45,17 @@ def openapi() -> dict[str, Any]:
 
 def _components() -> dict[str, Any]:
     found = schemas.components(
-        [EnvironmentSpec, EvaluationRequest, EnvironmentDescription, EvaluationResult, Status, Health, Refusal]
+        [
+            EnvironmentSpec,
+            EvaluationRequest,
+            RolloutChanges,
+            EnvironmentDescription,
+            EvaluationResult,
+            RolloutDescription,
+            Status,
+            Health,
+            Refusal,
+        ]
     )
     properties = found[EnvironmentSpec.__name__]["properties"]
     found[CHANGES] = {

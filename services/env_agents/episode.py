@@ -7,7 +7,7 @@ import math
 import numbers
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -50,16 +50,18 @@ class EnvironmentAgent:
         *,
         is_greedy: bool = False,
         queued_s: float = 0.0,
+        before_sampling: Callable[[], Awaitable[None]] | None = None,
     ) -> Trajectory:
         """One episode from start to end; raises nothing but its own cancellation.
 
+        Args: before_sampling: awaited once, before the policy's first turn.
         A CancelledError that nobody asked this task for, and a SystemExit, are the environment's own.
         """
         log = EpisodeLog(identity, temperature=spec.sampling.temperature)
         log.queued_s = queued_s
         try:
             async with _deadline(spec.limits.episode_timeout_s, "the episode"), _opened(create_environment, log) as environment:
-                await self._play(environment, spec, task, log, is_greedy=is_greedy)
+                await self._play(environment, spec, task, log, is_greedy=is_greedy, before_sampling=before_sampling)
         except (_Truncated, PrefixError) as ending:
             return log.trajectory(Outcome.TRUNCATED, str(ending))
         except (DeadlineError, GenerationDeadlineError) as error:
@@ -72,7 +74,16 @@ class EnvironmentAgent:
             return log.trajectory(Outcome.ENVIRONMENT_ERROR, traceback.format_exc()[-_DETAIL_CHARACTERS:])
         return log.trajectory(Outcome.COMPLETED, "")
 
-    async def _play(self, environment: Environment, spec: EnvironmentSpec, task: Task, log: EpisodeLog, *, is_greedy: bool) -> None:
+    async def _play(
+        self,
+        environment: Environment,
+        spec: EnvironmentSpec,
+        task: Task,
+        log: EpisodeLog,
+        *,
+        is_greedy: bool,
+        before_sampling: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         limits = spec.limits
         deadline = asyncio.get_running_loop().time() + limits.episode_timeout_s
         async with _timed_in_environment(log, limits.reset_timeout_s, "reset"):
@@ -84,6 +95,8 @@ class EnvironmentAgent:
                 f"the prompt must leave room in limits.max_tokens = {limits.max_tokens}, got {len(prompt_ids)} tokens"
             )
         log.add_context(prompt_ids)
+        if before_sampling is not None:
+            await before_sampling()
         for _ in range(limits.max_turns):
             prompt_ids = log.token_ids.copy()
             started = time.perf_counter()

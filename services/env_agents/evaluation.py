@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 
 import msgspec
 
 from services.env_agents.episode import EnvironmentAgent
 from services.env_agents.episode_log import EpisodeIdentity
 from services.env_agents.episode_statistics import EpisodeStatistics, summarise
+from services.env_agents.holds import Hold
 from services.env_agents.identifiers import uuid7
 from services.env_agents.registry import EnvironmentRegistry, RegisteredEnvironment
 from services.env_agents.tasks import Task
@@ -46,7 +46,7 @@ class EvaluationResult(msgspec.Struct, frozen=True):
 
 
 class Evaluator:
-    """Plays held-out tasks through the same agent as rollouts, while new rollouts wait."""
+    """Plays held-out tasks through the same agent as rollouts, while new rollouts wait in every process of the run."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Evaluator:
         run_id: str,
         registry: EnvironmentRegistry,
         agent: EnvironmentAgent,
-        hold_rollouts: Callable[[], AbstractContextManager[None]],
+        hold_rollouts: Hold,
         decode: Callable[[Sequence[int]], str],
     ) -> None:
         self._run_id = run_id
@@ -66,12 +66,11 @@ class Evaluator:
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         """Raises: UnknownEnvironmentError; ConfigurationError if an environment that was named has no evaluation_tasks."""
         environments = self._chosen(request.environments)
-        with self._hold_rollouts():
-            async with asyncio.TaskGroup() as group:
-                playing = {
-                    name: [group.create_task(self._play(environment, task, request)) for task in _tasks(environment, request)]
-                    for name, environment in environments.items()
-                }
+        async with self._hold_rollouts(), asyncio.TaskGroup() as group:
+            playing = {
+                name: [group.create_task(self._play(environment, task, request)) for task in _tasks(environment, request)]
+                for name, environment in environments.items()
+            }
         trajectories_by_name = {name: [task.result() for task in tasks] for name, tasks in playing.items()}
         everything = [trajectory for trajectories in trajectories_by_name.values() for trajectory in trajectories]
         return EvaluationResult(

@@ -1,11 +1,12 @@
 """Bodies of the HTTP interface's answers. What it is asked with are EnvironmentSpec and EvaluationRequest."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from services.env_agents.episode_statistics import EpisodeProblem, EpisodeStatistics, RecentEpisodes
+from shared import versions
 from shared.environment_spec import EnvironmentSpec
 from shared.ledger import Books
 
@@ -32,6 +33,30 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     episodes_by_environment: Mapping[str, int]
 
 
+class RolloutDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """How far generation may run ahead of training, in force for every process of the run."""
+
+    async_generation_ratio: float
+    """α."""
+    ratio_in_force: float
+    """What admission uses: α, or 0 while the run has fallen back to synchronous."""
+    max_lag: int
+    """⌈α⌉: the oldest that a trained token may be, in updates."""
+    rollout_batch_size: int
+    """B, groups consumed by one update."""
+    version: int
+    """Updates published."""
+    groups_in_flight: int
+    """Running and ready ones; admission gives places up to (1 + α) · B."""
+
+
+class RolloutChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`PATCH /rollout`."""
+
+    async_generation_ratio: Annotated[float, msgspec.Meta(ge=0)]
+    """α from now on, for admission and for what the trainer takes for stale. It stays until a run file says another one."""
+
+
 class Health(msgspec.Struct, frozen=True):
     status: Literal["ok"] = "ok"
 
@@ -46,3 +71,14 @@ class Refusal(msgspec.Struct, frozen=True):
 def describe(spec: EnvironmentSpec, recent: RecentEpisodes) -> EnvironmentDescription:
     fields = msgspec.structs.asdict(spec)
     return EnvironmentDescription(**fields, statistics=recent.statistics, last_problem=recent.last_problem)
+
+
+def describe_rollout(books: Books) -> RolloutDescription:
+    return RolloutDescription(
+        async_generation_ratio=books.async_generation_ratio,
+        ratio_in_force=books.ratio_in_force,
+        max_lag=versions.max_lag(books.async_generation_ratio),
+        rollout_batch_size=books.batch_groups,
+        version=books.version,
+        groups_in_flight=books.running + books.ready,
+    )

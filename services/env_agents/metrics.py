@@ -15,7 +15,9 @@ class AgentMetrics:
         self._registry = CollectorRegistry()
         self.groups_admitted = self._counter("groups_admitted", "Groups started by this process", "environment")
         self.groups_adopted = self._counter("groups_adopted", "Groups taken over from a process that stopped renewing its lease")
-        self.groups_lost = self._counter("groups_lost", "Groups cancelled because another process or the trainer took them away")
+        self.groups_cancelled = self._counter(
+            "groups_cancelled", "Groups whose remaining episodes this process cancelled, by why they were not needed", "reason"
+        )
         self.admissions_refused = self._counter("admissions_refused", "Times the asynchronous ratio allowed no further group")
         self.redis_failures = self._counter("redis_failures", "Calls to Redis that failed and were or will be repeated")
         self.episodes_in_flight = Gauge(

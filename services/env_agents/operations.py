@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from services.env_agents.evaluation import EvaluationRequest, EvaluationResult
-from services.env_agents.messages import EnvironmentDescription, Health, Status
+from services.env_agents.messages import EnvironmentDescription, Health, RolloutChanges, RolloutDescription, Status
 from services.env_agents.registry import PATCHABLE
 from shared.environment_spec import EnvironmentSpec
 
@@ -67,6 +67,12 @@ STATUS: Final = {
         "requeued": 0,
         "episodes_finished": 1_698,
         "episodes_discarded": 11,
+        "episodes_surplus": 0,
+        "filtered_in_a_row": 0,
+        "redundant_groups": 0,
+        "synchronous_until": 0,
+        "holds": 0,
+        "dead_letters": 0,
         "stream_entries": 385,
     },
     "is_balanced": True,
@@ -74,6 +80,14 @@ STATUS: Final = {
     "process": "agents-1:7",
     "episodes_in_flight": 72,
     "episodes_by_environment": {"calculator": 48, "guess": 24},
+}
+ROLLOUT: Final = {
+    "async_generation_ratio": 2.0,
+    "ratio_in_force": 2.0,
+    "max_lag": 2,
+    "rollout_batch_size": 16,
+    "version": 12,
+    "groups_in_flight": 30,
 }
 EVALUATION: Final = {
     "version": 12,
@@ -186,7 +200,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         tag="evaluations",
         summary="Evaluate on held-out tasks",
         description="Plays the first `num_episodes` tasks of `evaluation_tasks` on the weights in force, outside the books, while "
-        "this process starts no new groups. Answers when all have ended.",
+        "no process of the run starts new groups. Answers when all have ended.",
         request=EvaluationRequest.__name__,
         requests={
             "Every environment": {"num_episodes": 64},
@@ -203,7 +217,32 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         refusals={
             **_UNKNOWN,
             422: "only environments with evaluation_tasks can be evaluated; guess has none",
+            **_REDIS_AWAY,
         },
+    ),
+    ("get", "/rollout"): Operation(
+        tag="rollout",
+        summary="How far generation may run ahead",
+        description="α, B and what they bound, as admission and the trainer read them now.",
+        status=200,
+        answer=RolloutDescription,
+        example=ROLLOUT,
+        refusals=_REDIS_AWAY,
+    ),
+    ("patch", "/rollout"): Operation(
+        tag="rollout",
+        summary="Change the asynchronous ratio",
+        description="For all processes of the run at once, trainer included. More opens places at once; less lets none start until "
+        "enough were trained, and groups over the new bound are stale.",
+        request=RolloutChanges.__name__,
+        requests={
+            "Fully asynchronous": {"async_generation_ratio": 2},
+            "Exactly on-policy": {"async_generation_ratio": 0},
+        },
+        status=200,
+        answer=RolloutDescription,
+        example=ROLLOUT,
+        refusals={422: "PATCH /rollout: async_generation_ratio: Expected `float` >= 0.0, got -1", **_REDIS_AWAY},
     ),
     ("get", "/health"): Operation(
         tag="process",

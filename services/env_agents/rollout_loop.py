@@ -5,11 +5,12 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import redis
+from redis.exceptions import NoPermissionError
 
 from services.env_agents.episode import EnvironmentAgent
 from services.env_agents.episode_log import EpisodeIdentity
@@ -18,6 +19,7 @@ from services.env_agents.identifiers import uuid7
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.mixing import next_environment
 from services.env_agents.registry import EnvironmentRegistry, RegisteredEnvironment
+from services.env_agents.running_group import GroupRules, RunningGroup
 from shared.ledger import AdmissionLedger, DiscardReason, GroupRecord, Receipt
 from shared.trajectory import Trajectory
 
@@ -25,6 +27,9 @@ Answer = TypeVar("Answer")
 
 REDIS_AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
 """Errors that pass when Redis is back, such as during its restart."""
+
+COMPLETE = "complete"
+"""Why episodes are cancelled whose group has all it needs."""
 
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
@@ -41,29 +46,22 @@ class RolloutSettings:
     run_id: str
     owner: str
     """Names this process in the ledger's leases."""
-    group_size: int
+    groups: GroupRules
     lease_s: float
     admission_poll_s: float = 0.05
     """Wait between two requests for a place while there is none."""
     refresh_s: float = 1.0
-    """Wait between two looks at what changed in the registry."""
+    """Wait between two looks at what changed in the registry, and at groups past their deadline."""
     grace_s: float = 5.0
     """How long running episodes may go on after `stop`."""
-
-
-@dataclass(frozen=True)
-class _RunningGroup:
-    """A group under this process's lease, with the tasks of the episodes it still plays."""
-
-    record: GroupRecord
-    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
 
 class RolloutLoop:
     """Admission, leases, adoption and recording, for as long as `run` runs.
 
-    A group is here from its admission or adoption until all of its episodes are recorded, or until it is lost: discarded,
-    adopted by another process, or its environment deleted. A lost group's episodes are cancelled; the ledger knows of them.
+    A group is here from its admission or adoption until it is complete, or until it is lost: discarded, adopted by another
+    process, or its environment deleted. What still runs of it then is cancelled at once, requests to the engines included; the
+    ledger knows of it.
     """
 
     def __init__(
@@ -82,10 +80,9 @@ class RolloutLoop:
         self._agent = agent
         self._metrics = metrics
         self._statistics = statistics
-        self._group_by_id: dict[str, _RunningGroup] = {}
+        self._group_by_id: dict[str, RunningGroup] = {}
         self._credit_by_name: dict[str, float] = {}
         self._recording: set[asyncio.Task[None]] = set()
-        self._num_holds = 0
         self._is_redis_away = False
         self._stopping = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
@@ -105,6 +102,8 @@ class RolloutLoop:
             keepers = [
                 self._tasks.create_task(self._keep_leases()),
                 self._tasks.create_task(self._adopt_expired()),
+                self._tasks.create_task(self._follow_endings()),
+                self._tasks.create_task(self._settle_overdue()),
                 self._tasks.create_task(self._follow_registry()),
             ]
             await self._admit_groups()
@@ -116,15 +115,6 @@ class RolloutLoop:
     def stop(self) -> None:
         """Admits nothing more; `run` returns within the grace period and a second."""
         self._stopping.set()
-
-    @contextlib.contextmanager
-    def on_hold(self) -> Iterator[None]:
-        """Admits no new group within its block, as during an evaluation; running ones go on."""
-        self._num_holds += 1
-        try:
-            yield
-        finally:
-            self._num_holds -= 1
 
     async def _admit_groups(self) -> None:
         while not self._stopping.is_set():
@@ -139,14 +129,20 @@ class RolloutLoop:
 
     async def _admit_one(self) -> bool:
         """Asks for one place, under a new group id each time: an answer that got lost must not be asked for again."""
-        group_size = self._settings.group_size
+        rules = self._settings.groups
+        group_size = rules.size + rules.redundant_episodes
         weights = {name: entry.spec.weight for name, entry in self._registry.environments.items() if entry.can_start(group_size)}
-        choice = None if self._num_holds else next_environment(weights, self._credit_by_name)
+        choice = next_environment(weights, self._credit_by_name)
         if choice is None:
             return False
         name, credit_by_name = choice
         record = await self._ledger.admit(
-            group_id=uuid7(), environment=name, group_size=group_size, owner=self._settings.owner, lease_ms=self._lease_ms
+            group_id=uuid7(),
+            environment=name,
+            group_size=group_size,
+            num_needed=rules.size,
+            owner=self._settings.owner,
+            lease_ms=self._lease_ms,
         )
         if record is None:
             self._metrics.admissions_refused.inc()
@@ -156,16 +152,21 @@ class RolloutLoop:
         self._metrics.groups_admitted.labels(record.environment).inc()
         return await self._start(record, range(record.group_size))
 
-    async def _start(self, record: GroupRecord, sample_indexes: Iterable[int]) -> bool:
-        """Plays these episodes of a group; False if this process cannot, and the group was given up."""
+    async def _start(self, record: GroupRecord, sample_indexes: Iterable[int], finished: Iterable[Trajectory] = ()) -> bool:
+        """Plays these episodes of a group; False if this process cannot, and the group was given up.
+
+        Args: finished: episodes of it that are recorded.
+        """
         environment = self._registry.environments.get(record.environment)
         if environment is None:
             await self._give_up(record)
             return False
-        group = self._group_by_id.setdefault(record.group_id, _RunningGroup(record))
+        deadline = _now() + self._settings.groups.deadline_s
+        group = self._group_by_id.setdefault(record.group_id, RunningGroup(record, deadline))
+        group.finished |= {trajectory.sample_index: trajectory for trajectory in finished}
         for index in sample_indexes:
-            task = group.tasks[index] = self._tasks.create_task(self._play(record, index, environment))
-            task.add_done_callback(functools.partial(self._settle, group, index))
+            task = group.tasks[index] = self._tasks.create_task(self._play(group, index, environment))
+            task.add_done_callback(functools.partial(self._forget, group, index))
         await asyncio.sleep(0)  # The new episodes claim their places before anyone asks whether there are more.
         self._metrics.episodes_in_flight.set(self.num_episodes_in_flight)
         return True
@@ -176,9 +177,9 @@ class RolloutLoop:
         if not self._registry.is_registered(record.environment):
             await self._ledger.discard([record.group_id], DiscardReason.ENVIRONMENT_GONE, requeue=False)
 
-    async def _play(self, record: GroupRecord, sample_index: int, environment: RegisteredEnvironment) -> None:
+    async def _play(self, group: RunningGroup, sample_index: int, environment: RegisteredEnvironment) -> None:
         """One episode, from its place in the environment's bound to its record in the stream."""
-        loaded = environment.loaded
+        record, loaded = group.record, environment.loaded
         started = time.perf_counter()
         task = loaded.tasks.task(record.task_index)
         identity = EpisodeIdentity(
@@ -193,48 +194,95 @@ class RolloutLoop:
         )
         async with environment.slots:
             queued_s = time.perf_counter() - started
-            trajectory = await self._agent.run(loaded.create, loaded.spec, task, identity, queued_s=queued_s)
-        await self._record(trajectory)
+            trajectory = await self._agent.run(
+                loaded.create, loaded.spec, task, identity, queued_s=queued_s, before_sampling=lambda: self._note_sampling(group)
+            )
+        await self._record(group, trajectory)
 
-    async def _record(self, trajectory: Trajectory) -> None:
+    async def _note_sampling(self, group: RunningGroup) -> None:
+        """Tells the ledger how old a group can be. If Redis is away, its first finished episode tells."""
+        if not group.is_sampling:
+            group.is_sampling = True
+            with contextlib.suppress(*REDIS_AWAY):
+                await self._ledger.sampling(group.record.group_id)
+
+    async def _record(self, group: RunningGroup, trajectory: Trajectory) -> None:
         """Writes a finished episode, even if its group was lost meanwhile: the ledger knows what to do with it."""
         task = asyncio.current_task()
         assert task is not None
         self._recording.add(task)
         task.add_done_callback(self._recording.discard)
-        receipt = await self._until_redis_answers(lambda: self._ledger.finish(trajectory))
+        rules = self._settings.groups
+        async with group.lock:
+            num_needed = group.num_needed(rules, now=_now())
+            verdict = group.verdict(rules, trajectory, now=_now())
+            receipt = await self._until_redis_answers(
+                lambda: self._ledger.finish(trajectory, num_needed=num_needed, verdict=verdict)
+            )
+            group.finished[trajectory.sample_index] = trajectory
         self._metrics.count_episode(trajectory, receipt)
         if receipt is Receipt.GONE:
-            self._cancel(trajectory.group_id)
+            self._cancel(trajectory.group_id, "gone")
+        elif len(group.finished) >= num_needed:
+            self._cancel(trajectory.group_id, COMPLETE)
         if receipt is not Receipt.DUPLICATE:
             await self._count(trajectory)
+
+    async def _settle_overdue(self) -> None:
+        """Completes groups past their deadline with what they have."""
+        rules = self._settings.groups
+        while True:
+            await asyncio.sleep(self._settings.refresh_s)
+            for group in list(self._group_by_id.values()):
+                async with group.lock:
+                    if group.is_overdue(rules, now=_now()):
+                        await self._until_redis_answers(functools.partial(self._settle_group, group))
+                        self._cancel(group.record.group_id, COMPLETE)
+
+    async def _settle_group(self, group: RunningGroup) -> None:
+        rules, now = self._settings.groups, _now()
+        num_needed, verdict = group.num_needed(rules, now=now), group.verdict(rules, now=now)
+        await self._ledger.settle(group.record.group_id, num_needed=num_needed, verdict=verdict)
 
     async def _count(self, trajectory: Trajectory) -> None:
         """Into the run's statistics, which nothing waits for: if Redis is away now, they lack an episode that the books have."""
         with contextlib.suppress(*REDIS_AWAY):
             await self._statistics.add(trajectory)
 
-    def _settle(self, group: _RunningGroup, sample_index: int, _: asyncio.Task[None]) -> None:
+    def _forget(self, group: RunningGroup, sample_index: int, _: asyncio.Task[None]) -> None:
         group.tasks.pop(sample_index, None)
         if not group.tasks and self._group_by_id.get(group.record.group_id) is group:
             del self._group_by_id[group.record.group_id]
         self._metrics.episodes_in_flight.set(self.num_episodes_in_flight)
 
-    def _cancel(self, group_id: str) -> None:
-        """Ends what this process still plays of a lost group."""
+    def _cancel(self, group_id: str, reason: str) -> None:
+        """Ends what this process still plays of a group that nobody needs any more, requests to the engines included."""
         group = self._group_by_id.pop(group_id, None)
-        if group is None:
-            return
-        self._metrics.groups_lost.inc()
-        for task in group.tasks.values():
-            if task not in self._recording:
-                task.cancel()
+        unneeded = [task for task in group.tasks.values() if task not in self._recording] if group else []
+        if unneeded:
+            self._metrics.groups_cancelled.labels(reason).inc()
+        for task in unneeded:
+            task.cancel()
 
     async def _keep_leases(self) -> None:
         while True:
             for group_id in await self._until_redis_answers(self._renew):
-                self._cancel(group_id)
+                self._cancel(group_id, "lost")
             await asyncio.sleep(self._settings.lease_s / 3)
+
+    async def _follow_endings(self) -> None:
+        """Cancels at once what the trainer or the ledger no longer needs; what it misses, `_keep_leases` finds."""
+        while True:
+            try:
+                async with contextlib.aclosing(self._ledger.endings()) as endings:
+                    async for ending in endings:
+                        self._cancel(ending.group_id, ending.reason)
+            except REDIS_AWAY as error:
+                self._note_failure(error)
+                await asyncio.sleep(_FIRST_BACKOFF_S)
+            except NoPermissionError as error:
+                _logger.warning("what nobody needs is cancelled at lease renewals only, as Redis refuses SUBSCRIBE: %s", error)
+                return
 
     def _renew(self) -> Awaitable[list[str]]:
         return self._ledger.renew(owner=self._settings.owner, lease_ms=self._lease_ms, group_ids=list(self._group_by_id))
@@ -251,7 +299,8 @@ class RolloutLoop:
             own = self._group_by_id.get(record.group_id)
             settled = {*finished_indexes, *(own.tasks if own else ())}
             missing = [index for index in range(record.group_size) if index not in settled]
-            await self._until_redis_answers(functools.partial(self._start, record, missing))
+            finished = await self._until_redis_answers(functools.partial(self._ledger.finished, record, finished_indexes))
+            await self._until_redis_answers(functools.partial(self._start, record, missing, finished))
 
     def _adopt(self) -> Awaitable[tuple[GroupRecord, list[int]] | None]:
         return self._ledger.adopt(owner=self._settings.owner, lease_ms=self._lease_ms)
@@ -264,7 +313,7 @@ class RolloutLoop:
             records = [group.record for group in self._group_by_id.values()]
             for record in records:
                 if not self._registry.is_registered(record.environment):
-                    self._cancel(record.group_id)
+                    self._cancel(record.group_id, DiscardReason.ENVIRONMENT_GONE)
                     await self._until_redis_answers(functools.partial(self._give_up, record))
 
     async def _wait_for_episodes(self) -> None:
@@ -305,6 +354,11 @@ class RolloutLoop:
         if not self._is_redis_away:  # Once, rather than for every episode that waits.
             _logger.warning("Redis is away; finished episodes wait for it: %s", error)
         self._is_redis_away = True
+
+
+def _now() -> float:
+    """Seconds on the event loop's clock."""
+    return asyncio.get_running_loop().time()
 
 
 async def _cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -6,4 +6,5 @@ return {
   redis.call('ZCARD', UNSAVED),
   redis.call('LLEN', REQUEUED),
   redis.call('XLEN', STREAM),
+  redis.call('ZCOUNT', HOLDS, '(' .. now_ms(), '+inf'),
 }

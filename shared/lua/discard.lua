@@ -4,16 +4,14 @@ local count = 0
 for i = 4, #ARGV do
   local group_id = ARGV[i]
   local record = group_record(group_id)
-  local is_given_up = record and redis.call('ZREM', RUNNING, group_id) > 0
+  local is_given_up = record and end_run(group_id, ARGV[1])
   if record and not is_given_up and ARGV[3] == '0' then
     is_given_up = redis.call('ZREM', READY, group_id) > 0
   end
   if is_given_up then
-    redis.call('HINCRBY', LEDGER, 'episodes_discarded', redis.call('HGET', FINISHED, group_id) or 0)
-    forget(group_id, record.group_size)
-    redis.call('HINCRBY', LEDGER, 'discarded', 1)
-    redis.call('HINCRBY', LEDGER, 'discarded:' .. ARGV[1], 1)
+    give_up(group_id, record, ARGV[1])
     if ARGV[2] == '1' then
+      record.sampling_version = nil
       redis.call('RPUSH', REQUEUED, cjson.encode(record))
     end
     count = count + 1

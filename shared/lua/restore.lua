@@ -15,5 +15,5 @@ for i = 2, #ARGV do
   end
 end
 redis.call('HINCRBY', LEDGER, 'trained', count - #unsaved)
-redis.call('HSET', LEDGER, 'version', version)
+redis.call('HSET', LEDGER, 'version', version, 'filtered_in_a_row', 0)
 return #unsaved

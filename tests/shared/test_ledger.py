@@ -57,6 +57,65 @@ async def test_admission_is_the_floor_of_v_plus_1_plus_ratio_times_batch(
     assert [group is not None for group in admitted] == [True] * places + [False] * 2
 
 
+async def test_a_ratio_set_while_the_run_goes_on_stays_until_a_run_file_says_another(
+    agents: AdmissionLedger, trainer: TrainingLedger
+) -> None:
+    await agents.set_ratio(2.5)
+    assert trainer.live_groups().async_generation_ratio == 2.5
+    await agents.configure(async_generation_ratio=1.0, batch_groups=2)
+    assert trainer.books().async_generation_ratio == 2.5, "another process started with the same run file"
+    await agents.configure(async_generation_ratio=0.5, batch_groups=2)
+    assert trainer.books().async_generation_ratio == 0.5
+
+
+async def test_redundant_groups_are_admitted_while_no_whole_batch_is_ready(agents: AdmissionLedger) -> None:
+    await agents.configure(async_generation_ratio=0.0, batch_groups=2, redundant_groups=1)
+    await admit_and_finish(agents, "g0")
+    assert [await admit(agents, f"h{i}") is not None for i in range(3)] == [True, True, False]
+    await agents.configure(async_generation_ratio=0.0, batch_groups=1, redundant_groups=1)
+    await agents.set_ratio(2.0)
+    assert await admit(agents, "a batch is ready") is None
+
+
+async def test_a_group_is_complete_with_the_episodes_it_needs(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
+    group = await agents.admit(group_id="g", environment="calculator", group_size=3, num_needed=2, owner="agent", lease_ms=LONG_MS)
+    assert group is not None
+    receipts = [await agents.finish(finished_episode(group, index)) for index in (2, 0, 1, 2)]
+    assert receipts == [Receipt.RECORDED, Receipt.RECORDED, Receipt.SURPLUS, Receipt.DUPLICATE]
+    books = trainer.books()
+    assert (books.ready, books.episodes_surplus, books.stream_entries) == (1, 1, 2)
+    assert [ready.num_episodes for ready in trainer.live_groups().ready] == [2]
+    assert await agents.renew(owner="agent", lease_ms=LONG_MS, group_ids=["g"]) == ["g"], "its owner stops playing"
+
+
+async def test_a_filtered_group_leaves_its_place_and_nothing_else(
+    agents: AdmissionLedger, redis_client: redis.Redis, keys: Keys
+) -> None:
+    group = await admit(agents, "g")
+    assert group is not None
+    await agents.finish(finished_episode(group, 0), verdict="zero_variance")
+    await agents.settle("g", num_needed=2, verdict="zero_variance")
+    assert (await agents.books()).running == 1, "not complete yet"
+    assert await agents.finish(finished_episode(group, 1), verdict="zero_variance") is Receipt.RECORDED
+    books = await agents.books()
+    assert (dict(books.discarded), books.filtered_in_a_row, books.episodes_discarded) == ({"filtered:zero_variance": 1}, 1, 2)
+    assert books.is_balanced
+    for key in (keys.running, keys.owners, keys.ready, keys.groups, keys.finished):
+        assert not redis_client.exists(key)
+
+
+async def test_recorded_episodes_of_a_group_can_be_read_again(
+    agents: AdmissionLedger, redis_client: redis.Redis, keys: Keys
+) -> None:
+    group = await admit(agents, "g")
+    assert group is not None
+    await agents.finish(finished_episode(group, 1))
+    assert [episode.sample_index for episode in await agents.finished(group, [0, 1])] == [1]
+    entry = redis_client.xadd(keys.trajectories, {"trajectory": "not a record"})
+    redis_client.hset(keys.finished, "g:0", entry)
+    assert [episode.sample_index for episode in await agents.finished(group, [0, 1])] == [1]
+
+
 async def test_an_update_opens_one_batch_of_places(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
     groups = [await admit_and_finish(agents, f"g{i}") for i in range(4)]
     assert await admit(agents, "too many") is None
@@ -92,6 +151,18 @@ async def test_a_dead_owner_s_group_is_adopted_with_what_it_had_finished(agents:
     assert await agents.renew(owner="dead", lease_ms=LONG_MS, group_ids=["g"]) == ["g"]
     assert await agents.renew(owner="alive", lease_ms=LONG_MS, group_ids=["g"]) == []
     assert await agents.adopt(owner="third", lease_ms=LONG_MS) is None
+
+
+async def test_a_group_that_starts_over_elsewhere_is_as_young_as_its_new_start(
+    agents: AdmissionLedger, trainer: TrainingLedger
+) -> None:
+    for group_id in ("nothing left", "one left"):
+        group = await admit(agents, group_id, owner="dead", lease_ms=EXPIRED_MS)
+        assert group is not None
+        await agents.sampling(group_id)
+    await agents.finish(finished_episode(group, 0))
+    adopted = [await agents.adopt(owner="alive", lease_ms=LONG_MS) for _ in range(2)]
+    assert {group[0].group_id: group[0].sampling_version for group in adopted if group} == {"nothing left": None, "one left": 0}
 
 
 async def test_processes_are_those_that_renew_and_the_episodes_they_have_to_finish(agents: AdmissionLedger) -> None:
@@ -212,39 +283,92 @@ class LedgerMachine(RuleBasedStateMachine):
         self.trainer = TrainingLedger(self.sync_client, self.keys)
         self.trainer.create_consumer_group()
         self.missing: dict[str, set[int]] = {}
+        self.entries: dict[str, int] = {}
+        """Episodes in the stream of groups that are ready or trained."""
         self.records: dict[str, GroupRecord] = {}
         self.ready: list[str] = []
         self.trained_at: dict[str, int] = {}
         self.saved_version = 0
         self.version = 0
         self.saved: set[str] = set()
+        self.synchronous_until = 0
+        self.is_held = False
         self.discarded = 0
 
-    @initialize(ratio=st.sampled_from([0.0, 0.5, 1.0, 2.5]), batch_groups=st.integers(1, 3))
-    def configure(self, ratio: float, batch_groups: int) -> None:
-        self.ratio, self.batch_groups = ratio, batch_groups
-        self.loop.run(self.agents.configure(async_generation_ratio=ratio, batch_groups=batch_groups))
+    @initialize(ratio=st.sampled_from([0.0, 0.5, 1.0, 2.5]), batch_groups=st.integers(1, 3), redundant=st.integers(0, 2))
+    def configure(self, ratio: float, batch_groups: int, redundant: int) -> None:
+        self.ratio, self.batch_groups, self.redundant = ratio, batch_groups, redundant
+        settings = {"async_generation_ratio": ratio, "batch_groups": batch_groups, "redundant_groups": redundant}
+        self.loop.run(self.agents.configure(**settings))
+
+    @rule(ratio=st.sampled_from([0.0, 0.5, 1.0, 2.5]))
+    def change_ratio(self, ratio: float) -> None:
+        self.ratio = ratio
+        self.loop.run(self.agents.set_ratio(ratio))
+
+    @rule(num_updates=st.integers(0, 2))
+    def fall_back(self, num_updates: int) -> None:
+        self.synchronous_until = self.version + num_updates
+        self.trainer.make_synchronous(self.synchronous_until)
+
+    @rule(is_held=st.booleans())
+    def hold(self, is_held: bool) -> None:
+        self.is_held = is_held
+        self.loop.run(self.agents.hold("evaluation", lease_ms=LONG_MS if is_held else 0))
 
     @rule(lease_ms=st.sampled_from([EXPIRED_MS, LONG_MS]))
     def admit(self, lease_ms: int) -> None:
         group_id = f"g{len(self.records)}"
         group = self.loop.run(admit(self.agents, group_id, lease_ms=lease_ms))
-        places = math.floor((self.version + 1 + self.ratio) * self.batch_groups)
+        ratio = 0.0 if self.version < self.synchronous_until else self.ratio
+        places = math.floor((self.version + 1 + ratio) * self.batch_groups)
+        places += self.redundant if len(self.ready) < self.batch_groups else 0
         alive = len(self.missing) + len(self.ready) + len(self.trained_at) + len(self.saved)
-        assert (group is not None) == (alive < places)
+        assert (group is not None) == (alive < places and not self.is_held)
         if group is not None:
             self.records[group_id], self.missing[group_id] = group, set(range(GROUP_SIZE))
 
     @precondition(lambda self: self.missing)
-    @rule(data=st.data(), index=st.integers(0, GROUP_SIZE - 1))
-    def finish(self, data: st.DataObject, index: int) -> None:
+    @rule(data=st.data(), index=st.integers(0, GROUP_SIZE - 1), verdict=st.sampled_from(["", "", "zero_variance"]))
+    def finish(self, data: st.DataObject, index: int, verdict: str) -> None:
         group_id = data.draw(st.sampled_from(sorted(self.missing)))
-        receipt = self.loop.run(self.agents.finish(finished_episode(self.records[group_id], index)))
+        num_needed = data.draw(st.sampled_from([None, 1]))
+        episode = finished_episode(self.records[group_id], index)
+        receipt = self.loop.run(self.agents.finish(episode, num_needed=num_needed, verdict=verdict))
         assert receipt is (Receipt.RECORDED if index in self.missing[group_id] else Receipt.DUPLICATE)
-        self.missing[group_id].discard(index)
-        if not self.missing[group_id]:
-            del self.missing[group_id]
+        if receipt is Receipt.RECORDED:
+            self.missing[group_id].discard(index)
+            if not self.missing[group_id] or num_needed == 1:
+                self._complete(group_id, verdict)
+
+    @precondition(lambda self: self.missing)
+    @rule(data=st.data(), num_needed=st.integers(1, GROUP_SIZE), verdict=st.sampled_from(["", "zero_variance"]))
+    def settle(self, data: st.DataObject, num_needed: int, verdict: str) -> None:
+        """A group passes its deadline."""
+        group_id = data.draw(st.sampled_from(sorted(self.missing)))
+        self.loop.run(self.agents.settle(group_id, num_needed=num_needed, verdict=verdict))
+        if GROUP_SIZE - len(self.missing[group_id]) >= num_needed:
+            self._complete(group_id, verdict)
+
+    @precondition(lambda self: self.ready)
+    @rule(data=st.data(), index=st.integers(0, GROUP_SIZE - 1))
+    def finish_too_late(self, data: st.DataObject, index: int) -> None:
+        group_id = data.draw(st.sampled_from(self.ready))
+        receipt = self.loop.run(self.agents.finish(finished_episode(self.records[group_id], index)))
+        assert receipt in (Receipt.SURPLUS, Receipt.DUPLICATE)
+
+    def _complete(self, group_id: str, verdict: str) -> None:
+        num_episodes = GROUP_SIZE - len(self.missing.pop(group_id))
+        if verdict:
+            self.discarded += 1
+        else:
+            self.entries[group_id] = num_episodes
             self.ready.append(group_id)
+
+    @precondition(lambda self: self.missing)
+    @rule(data=st.data())
+    def sample(self, data: st.DataObject) -> None:
+        self.loop.run(self.agents.sampling(data.draw(st.sampled_from(sorted(self.missing)))))
 
     @rule()
     def adopt(self) -> None:
@@ -306,9 +430,15 @@ class LedgerMachine(RuleBasedStateMachine):
         assert sum(books.discarded.values()) == self.discarded
 
     @invariant()
+    def trainer_sees_what_is_live(self) -> None:
+        live = self.trainer.live_groups()
+        assert [group.record.group_id for group in live.ready] == sorted(self.ready, key=lambda id_: self.records[id_].start_number)
+        assert {record.group_id for record in live.running} == set(self.missing)
+
+    @invariant()
     def every_finished_episode_that_is_not_durable_is_in_the_stream(self) -> None:
         running = sum(GROUP_SIZE - len(missing) for missing in self.missing.values())
-        expected = running + GROUP_SIZE * (len(self.ready) + len(self.trained_at))
+        expected = running + sum(self.entries[group_id] for group_id in [*self.ready, *self.trained_at])
         assert self.trainer.books().stream_entries == expected
 
     def teardown(self) -> None:

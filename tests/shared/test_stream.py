@@ -74,7 +74,23 @@ async def test_an_unreadable_record_is_buried_with_its_reason_and_its_group_disc
     assert b"not a trajectory record" in letter[b"reason"]
     books = ledger.books()
     assert books.is_balanced
-    assert books.discarded == {"unreadable": 1}
+    assert (books.discarded, books.dead_letters) == ({"unreadable": 1}, 1)
+    assert [delivery.trajectory.trajectory_id for delivery in consumer.redelivered()] == ["good-0", "good-1"]
+
+
+async def test_dead_letters_are_bounded_and_counted(
+    redis_url: str, redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.ledger.MAX_DEAD_LETTERS", 3)
+    consumer, ledger = consumer_of(redis_client, keys)
+    for number in range(5):
+        redis_client.xadd(keys.trajectories, {"trajectory": f"not a record {number}"})
+    assert consumer.read(block_ms=1) == []
+    assert [fields[b"trajectory"] for _, fields in redis_client.xrange(keys.dead_letters)] == [
+        f"not a record {number}".encode() for number in (2, 3, 4)
+    ]
+    books = ledger.books()
+    assert (books.dead_letters, books.stream_entries, dict(books.discarded)) == (5, 0, {})
 
 
 async def test_entries_discarded_while_pending_are_skipped(redis_url: str, redis_client: redis.Redis, keys: Keys) -> None:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.versions import VersionSpan, lag, merge_spans, oldest_version, shift_spans, version_of_label
+from shared.versions import VersionSpan, lag, max_lag, merge_spans, oldest_version, shift_spans, version_of_label
 
 
 def test_spans_are_shifted_into_the_whole_sequence() -> None:
@@ -40,3 +40,8 @@ def test_tokens_of_a_lineage_that_was_cut_off_are_not_stale() -> None:
 @pytest.mark.parametrize(("label", "version"), [("default", 0), ("0", 0), ("17", 17), ("v2", None), ("-1", None), ("", None)])
 def test_version_of_a_label(label: str, version: int | None) -> None:
     assert version_of_label(label) == version
+
+
+@pytest.mark.parametrize(("ratio", "bound"), [(0.0, 0), (0.1, 1), (0.5, 1), (1.0, 1), (1.5, 2), (2.0, 2)])
+def test_the_bound_is_the_ratio_rounded_up(ratio: float, bound: int) -> None:
+    assert max_lag(ratio) == bound

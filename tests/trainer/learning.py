@@ -47,6 +47,7 @@ def plan(rows: Mapping[str, Trajectory], *, num_ranks: int, max_tokens: int, ver
     ]
     return BatchPlan(
         version=version,
+        oldest_version=version - 1,
         num_sequences=len(sequences),
         num_sampled_tokens=sum(row.num_sampled_tokens for row in rows.values()),
         shares=plan_shares(sequences, num_ranks=num_ranks, max_tokens=max_tokens),

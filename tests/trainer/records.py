@@ -77,8 +77,7 @@ def episode(
         group_size=group_size,
         sample_index=sample_index,
         num_tokens=10,
-        num_sampled_tokens=4,
+        sampled_by_version=() if oldest_version is None else ((oldest_version, 4),),
         reward=float(sample_index),
         is_trainable=is_trainable,
-        oldest_version=oldest_version,
     )

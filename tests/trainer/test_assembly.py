@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.ledger import GroupRecord, LiveGroups, ReadyGroup
 from tests.trainer.records import episode
 from trainer.assembly import GroupAssembler, select
 
@@ -35,16 +36,35 @@ def assembled(episodes):
     return assembler.groups()
 
 
-def choose(episodes, ready, *, version=5, ratio=1.0, batch_groups=2):
-    return select(assembled(episodes), ready, version=version, async_generation_ratio=ratio, batch_groups=batch_groups)
+def record(group_id, start_number, *, sampling_version=None):
+    return GroupRecord(
+        group_id=group_id,
+        group_size=GROUP_SIZE,
+        num_needed=GROUP_SIZE,
+        environment="test",
+        task_index=0,
+        attempt=0,
+        admitted_version=0,
+        start_number=start_number,
+        sampling_version=sampling_version,
+    )
 
 
-@given(deliveries(), st.integers(0, 8), st.sampled_from([0.0, 1.0, 1.5, 4.0]), st.integers(1, 4))
-def test_no_trained_token_is_older_than_the_ratio_allows(case, version, ratio, batch_groups):
+def choose(episodes, ready, *, running=(), version=5, max_lag=1, on_stale="regenerate", batch_groups=2):
+    """Args: ready: ids, oldest start first. running: records."""
+    groups = assembled(episodes)
+    sizes = {episode.group_id: episode.group_size for episode in episodes}
+    listed = tuple(ReadyGroup(record(group_id, start), sizes[group_id]) for start, group_id in enumerate(ready, 1))
+    live = LiveGroups(float(max_lag), listed, tuple(running))
+    return select(groups, live, version=version, on_stale=on_stale, batch_groups=batch_groups)
+
+
+@given(deliveries(), st.integers(0, 8), st.integers(0, 4), st.integers(1, 4))
+def test_no_trained_token_is_older_than_the_bound(case, version, max_lag, batch_groups):
     episodes, ready = case
-    for group in choose(episodes, ready, version=version, ratio=ratio, batch_groups=batch_groups).batch:
+    for group in choose(episodes, ready, version=version, max_lag=max_lag, batch_groups=batch_groups).batch:
         for item in group.trainable:
-            assert version - item.oldest_version <= ratio
+            assert version - item.oldest_version <= max_lag
 
 
 @given(deliveries(), st.integers(0, 8), st.integers(1, 4))
@@ -79,8 +99,35 @@ def test_a_ready_group_that_has_not_arrived_in_full_holds_back_younger_ones():
     assert choose(episodes, ["old", "young"], version=0, batch_groups=1).batch == ()
 
 
-def test_an_incomplete_group_that_is_already_too_old_is_given_up():
-    assert choose([episode("slow", 0, oldest_version=0)], [], version=2, ratio=1.0).stale == ("slow",)
+def test_a_running_group_that_is_already_too_old_is_given_up():
+    running = [record("with an old sibling", 1), record("samples long", 2, sampling_version=0), record("waits", 3)]
+    selection = choose([episode("with an old sibling", 0, oldest_version=0)], [], running=running, version=2, max_lag=1)
+    assert selection.stale == ("with an old sibling", "samples long")
+
+
+def whole(group_id, version):
+    return [episode(group_id, index, oldest_version=version) for index in range(2)]
+
+
+def test_waiting_holds_the_batch_back_for_older_groups_that_it_would_make_stale():
+    running = [
+        record("straggler", 0, sampling_version=1),
+        record("has time", 0, sampling_version=2),
+        record("young", 9, sampling_version=1),
+    ]
+    selection = choose(whole("a", 2), ["a"], running=running, version=2, batch_groups=1, on_stale="wait")
+    assert [group.group_id for group in selection.batch] == ["a"]
+    assert selection.awaited == ("straggler",)
+    assert choose(whole("a", 2), ["a"], running=running, version=2, batch_groups=1).awaited == ()
+
+
+def test_masking_keeps_a_group_for_as_long_as_one_of_its_tokens_is_young_enough():
+    episodes = [*whole("old", 2), episode("half", 0, oldest_version=2), episode("half", 1, oldest_version=4)]
+    running = [record("running", 3, sampling_version=0)]
+    selection = choose(episodes, ["old", "half"], running=running, version=5, batch_groups=1, on_stale="mask")
+    assert selection.stale == ("old",)
+    assert [group.group_id for group in selection.batch] == ["half"]
+    assert selection.oldest_version == 4
 
 
 def test_a_group_with_one_episode_to_learn_from_has_failed():
@@ -93,12 +140,12 @@ def test_a_group_with_one_episode_to_learn_from_has_failed():
 def test_age_of_an_episode_that_does_not_train_does_not_count():
     episodes = [episode("g", 0, group_size=3, oldest_version=5), episode("g", 1, group_size=3, oldest_version=5)]
     episodes.append(episode("g", 2, group_size=3, oldest_version=0, is_trainable=False))
-    assert len(choose(episodes, ["g"], version=5, ratio=0.0, batch_groups=1).batch) == 1
+    assert len(choose(episodes, ["g"], version=5, max_lag=0, batch_groups=1).batch) == 1
 
 
 def test_tokens_of_a_lineage_that_was_cut_off_are_not_stale():
     episodes = [episode("g", 0, oldest_version=9), episode("g", 1, oldest_version=9)]
-    assert len(choose(episodes, ["g"], version=5, ratio=0.0, batch_groups=1).batch) == 1
+    assert len(choose(episodes, ["g"], version=5, max_lag=0, batch_groups=1).batch) == 1
 
 
 def test_groups_that_ended_elsewhere_are_forgotten():

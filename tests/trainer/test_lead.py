@@ -1,12 +1,15 @@
 """From groups to a plan and to a line of metrics."""
 
+import dataclasses
+
 import msgspec
 import pytest
 
 from shared.configuration import Configuration, RolloutSection, RunSection
+from shared.ledger import TrainingLedger
 from tests.trainer.learning import section
 from tests.trainer.records import episode
-from trainer.assembly import Group
+from trainer.assembly import Group, Selection
 from trainer.lead import Batch, plan_batch, update_metrics
 from trainer.learner import Learned
 from trainer.measures import Measures
@@ -27,30 +30,46 @@ def group(group_id, *, oldest_version=0, size=2, broken=()):
         episode(group_id, index, group_size=size, oldest_version=oldest_version, is_trainable=index not in broken)
         for index in range(size)
     )
-    return Group(group_id, size, episodes)
+    return Group(group_id, episodes)
 
 
-def batch(configuration, groups, version=1):
-    return Batch(tuple(groups), plan_batch(groups, version, configuration, 1), wait_s=1.0, plan_s=0.5)
+def selected(*groups, oldest_version=0):
+    return Selection(groups, oldest_version=oldest_version, stale=(), failed=(), awaited=())
+
+
+def batch(configuration, selection, version=1):
+    return Batch(selection.batch, plan_batch(selection, version, configuration, 1), wait_s=1.0, plan_s=0.5)
 
 
 def test_advantages_are_relative_to_the_groups_own_trainable_episodes(configuration):
-    plan = plan_batch([group("a"), group("b", size=3, broken=(0,))], 4, configuration, 1)
+    plan = plan_batch(selected(group("a"), group("b", size=3, broken=(0,))), 4, configuration, 1)
     planned = {row.entry_id: row.advantage for share in plan.shares for rows in share for row in rows}
     assert planned == {"a/0": -0.5, "a/1": 0.5, "b/1": -0.5, "b/2": 0.5}
     assert (plan.version, plan.num_sequences, plan.num_sampled_tokens) == (4, 4, 16)
 
 
 def test_plan_survives_the_way_to_other_ranks(configuration):
-    plan = plan_batch([group("a"), group("b")], 4, configuration, 2)
+    plan = plan_batch(selected(group("a"), group("b")), 4, configuration, 2)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=type(plan)) == plan
 
 
-def test_metrics_of_an_update(configuration):
-    subject = batch(configuration, [group("a", oldest_version=1), group("b", oldest_version=0)])
-    learned = Learned(Measures(0.1, 0.0, 1.0, 1.0, 0.0, None, None), grad_norm=2.0, learning_rate=1e-4)
-    metrics = update_metrics(subject, learned, PushTimes(0.3, 0.1, 0.06, 0.05), fetch_s=0.25, train_s=2.0)
+def test_metrics_of_an_update(configuration, redis_client, keys):
+    ledger = TrainingLedger(redis_client, keys)
+    subject = batch(configuration, selected(group("a", oldest_version=1), group("b", oldest_version=0)))
+    learned = Learned(Measures(0.1, 0.0, 1.0, 1.0, 0.0, None, None), kl_behaviour_before=0.05, grad_norm=2.0, learning_rate=1e-4)
+    metrics = update_metrics(subject, learned, PushTimes(0.3, 0.1, 0.06, 0.05), ledger.books(), fetch_s=0.25, train_s=2.0)
     assert (metrics.update, metrics.version, metrics.lag_max, metrics.lag_mean) == (2, 2, 1, 0.5)
+    assert (metrics.kl_behaviour_before, metrics.discarded_groups) == (0.05, {})
     assert (metrics.reward_mean, metrics.success_rate) == (0.5, 0.5)
     assert (metrics.wait_prev_gen_s, metrics.assemble_s, metrics.train_s) == (1.0, 0.75, 2.0)
     assert (metrics.num_groups, metrics.num_trajectories, metrics.num_tokens, metrics.num_sampled_tokens) == (2, 4, 40, 16)
+
+
+def test_tokens_over_the_bound_carry_no_loss_and_their_rewards_still_count(configuration):
+    old, new = episode("g", 0, group_size=3, oldest_version=1), episode("g", 1, group_size=3, oldest_version=2)
+    both = dataclasses.replace(episode("g", 2, group_size=3), sampled_by_version=((1, 3), (2, 1)))
+    subject = batch(configuration, selected(Group("g", (old, new, both)), oldest_version=2), version=3)
+    planned = {row.entry_id: row.advantage for share in subject.plan.shares for rows in share for row in rows}
+    assert planned == {"g/1": 0.0, "g/2": 1.0}, "relative to the mean over all three"
+    assert (subject.plan.num_sequences, subject.plan.num_sampled_tokens) == (2, 5)
+    assert subject.lags == [1, 1]

@@ -71,6 +71,7 @@ def test_later_epochs_measure_the_ratio_to_the_same_behaviour_policy(one_rank, m
     once, _, _ = learn(model_path, section(learning_rate=1e-3), max_tokens=70)
     twice, _, _ = learn(model_path, section(learning_rate=1e-3, ppo_epochs=2), max_tokens=70)
     assert twice.measures.kl_behaviour != pytest.approx(once.measures.kl_behaviour, rel=1e-3)
+    assert twice.kl_behaviour_before == pytest.approx(once.measures.kl_behaviour), "before the first step, whatever follows"
 
 
 def test_weights_move_by_the_warmed_up_learning_rate(one_rank, model_path):

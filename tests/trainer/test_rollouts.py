@@ -22,11 +22,11 @@ class Agents:
         self.ledger = AdmissionLedger(client, keys)
         self.count = 0
 
-    async def start(self):
+    async def start(self, size=2):
         await self.ledger.configure(async_generation_ratio=1.0, batch_groups=2)
         self.count += 1
         group = await self.ledger.admit(
-            group_id=f"g{self.count}", environment="test", group_size=2, owner="agents", lease_ms=60_000
+            group_id=f"g{self.count}", environment="test", group_size=size, owner="agents", lease_ms=60_000
         )
         assert group is not None
         return group
@@ -58,8 +58,8 @@ def new_reader(redis_client, keys, ledger):
 
 
 def batch_of(reader, version=0, is_stopped=lambda: False):
-    groups = reader.next_batch(version, progress=lambda ready, needed: None, is_stopped=is_stopped)
-    return groups and [group.group_id for group in groups]
+    selection = reader.next_batch(version, progress=lambda ready, needed: None, is_stopped=is_stopped)
+    return selection and [group.group_id for group in selection.batch]
 
 
 async def test_a_batch_is_the_oldest_groups_in_the_order_they_started(agents, new_reader):
@@ -112,6 +112,40 @@ async def test_a_dropped_stale_group_does_not_run_again(agents, new_reader, ledg
     assert (books.discarded, books.requeued) == ({"stale": 1}, 0)
 
 
+class Clock:
+    """Seconds that pass only when the trainer looks."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        self.now += 1.0
+        return self.now
+
+
+async def test_waiting_for_a_straggler_ends_when_it_is_ready_or_the_deadline_passes(agents, new_reader, ledger, monkeypatch):
+    rollout = RolloutSection(rollout_batch_size=2, num_return_sequences_in_group=2, on_stale="wait", stale_wait_s=3.0)
+    straggler = await agents.start()
+    await agents.ledger.sampling(straggler.group_id)
+    ledger.publish(1, [])
+    for _ in range(2):
+        await agents.finish(await agents.start(), version=1)
+    monkeypatch.setattr("trainer.rollouts.time", Clock())
+    assert batch_of(new_reader(rollout, timeout_s=30), version=1) == ["g2", "g3"], "after the deadline"
+    await agents.finish(straggler, version=0)
+    assert batch_of(new_reader(rollout, timeout_s=30), version=1) == ["g1", "g2"]
+
+
+async def test_what_became_stale_with_an_update_is_given_up_at_once(agents, new_reader, ledger):
+    samples, waits = await agents.start(), await agents.start()
+    await agents.ledger.sampling(samples.group_id)
+    for version in (1, 2):
+        ledger.publish(version, [])
+        new_reader().give_up_stale(version)
+    assert [record.group_id for record in ledger.live_groups().running] == [waits.group_id]
+    assert ledger.books().discarded == {"stale": 1}
+
+
 async def test_a_group_whose_environment_broke_is_discarded_and_runs_again(agents, new_reader, ledger):
     group = await agents.start()
     await agents.finish(group, indexes=[0])
@@ -120,6 +154,43 @@ async def test_a_group_whose_environment_broke_is_discarded_and_runs_again(agent
     with pytest.raises(TrainingError):
         batch_of(new_reader())
     assert ledger.books().discarded == {"failed": 1}
+
+
+async def test_a_record_that_nobody_can_read_does_not_stall_training(agents, new_reader, ledger, redis_client, keys):
+    for _ in range(3):
+        await agents.finish(await agents.start())
+    entry_id, fields = redis_client.xrange(keys.trajectories, count=1)[0]
+    redis_client.xdel(keys.trajectories, entry_id)
+    redis_client.xadd(keys.trajectories, {**fields, b"trajectory": b"\xc1"})
+    assert batch_of(new_reader(timeout_s=30)) == ["g2", "g3"]
+    assert (ledger.books().dead_letters, ledger.books().discarded) == (1, {"unreadable": 1})
+
+
+async def test_a_group_that_completed_early_is_trained_with_the_episodes_it_has(agents, new_reader):
+    for _ in range(2):
+        group = await agents.start(size=4)
+        await agents.finish(group)
+        await agents.ledger.settle(group.group_id, num_needed=2, verdict="")
+    assert batch_of(new_reader(timeout_s=30)) == ["g1", "g2"]
+
+
+async def test_a_filter_that_discards_everything_stops_training_with_the_reason(agents, new_reader, ledger):
+    rollout = RolloutSection(rollout_batch_size=2, num_return_sequences_in_group=2, max_filtered_groups=3)
+    for _ in range(3):
+        group = await agents.start()
+        await agents.finish(group, indexes=[0])
+        await agents.ledger.finish(recorded(group, 1), verdict="zero_variance")
+    with pytest.raises(TrainingError, match=r"max_filtered_groups=3 .* discarded 3 \(in all: 3 by zero_variance\); rewards"):
+        batch_of(new_reader(rollout, timeout_s=3600))
+    ledger.restore(0)
+    assert ledger.books().filtered_in_a_row == 0, "a trainer that starts again counts anew"
+
+
+async def test_a_batch_that_no_admission_can_fill_stops_training_with_the_reason(agents, new_reader):
+    await agents.start()
+    rollout = RolloutSection(rollout_batch_size=5, num_return_sequences_in_group=2)
+    with pytest.raises(TrainingError, match="the trainer's 5 groups can never be ready at once: the agents have 2 and α = 1"):
+        batch_of(new_reader(rollout, timeout_s=3600))
 
 
 async def test_a_batch_that_does_not_come_says_where_the_episodes_are(agents, new_reader):

@@ -1,5 +1,7 @@
 """A small tokenizer with the real chat format, and a hub that is fake only where the transport begins."""
 
+import asyncio
+import functools
 import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -25,11 +27,13 @@ from services.env_agents.episode_log import EpisodeIdentity
 from services.env_agents.episode_statistics import RunStatistics
 from services.env_agents.evaluation import Evaluator
 from services.env_agents.generation import GenerationClient
+from services.env_agents.holds import held
 from services.env_agents.loading import EnvironmentLoader
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
 from services.env_agents.rendering import ChatRenderer
-from services.env_agents.rollout_loop import RolloutLoop, RolloutSettings
+from services.env_agents.rollout_loop import REDIS_AWAY, RolloutLoop, RolloutSettings
+from services.env_agents.running_group import GroupRules
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec
 from shared.keys import Keys
 from shared.ledger import AdmissionLedger
@@ -64,6 +68,8 @@ class FakeHub:
     url: str = ""
     requests: list[dict] = field(default_factory=list)
     session_ids: list[str] = field(default_factory=list)
+    transports: list[asyncio.Transport] = field(default_factory=list)
+    """Of the connections that requests came on."""
     faults: list[int] = field(default_factory=list)
     """HTTP statuses to answer first; 0 closes the connection."""
 
@@ -75,6 +81,7 @@ class FakeHub:
             return web.json_response({"detail": "a fault"}, status=status or 500)
         body = await request.json()
         self.requests.append(body)
+        self.transports.append(request.transport)
         self.session_ids.append(request.headers["X-Session-Id"])
         answer = self.policy(self.tokenizer.decode(body["input_ids"]))
         text = answer if isinstance(answer, str) else await answer
@@ -136,9 +143,10 @@ def application(registry, agent, renderer, redis_async, keys) -> FastAPI:
     """The HTTP interface of a process named `owner`, whose RolloutLoop stands still."""
     ledger, metrics = AdmissionLedger(redis_async, keys), AgentMetrics()
     statistics = RunStatistics(redis_async, keys, process="owner")
-    settings = RolloutSettings(run_id="run", owner="owner", group_size=2, lease_s=30.0)
+    settings = RolloutSettings(run_id="run", owner="owner", groups=GroupRules(2), lease_s=30.0)
     rollouts = RolloutLoop(settings, ledger, registry, agent, metrics, statistics)
-    evaluator = Evaluator(run_id="run", registry=registry, agent=agent, hold_rollouts=rollouts.on_hold, decode=renderer.text)
+    hold = functools.partial(held, ledger, lease_s=30.0, passing=REDIS_AWAY)
+    evaluator = Evaluator(run_id="run", registry=registry, agent=agent, hold_rollouts=hold, decode=renderer.text)
     return create_control(registry, evaluator, rollouts, ledger, metrics, statistics)
 
 

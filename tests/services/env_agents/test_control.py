@@ -25,9 +25,22 @@ async def test_environment_lives_through_its_requests(http):
     assert (await http.get("/environments")).json() == []
 
 
+async def test_the_ratio_of_a_running_job_can_be_changed_and_is_read_by_everyone(http, redis_async, keys):
+    ledger = AdmissionLedger(redis_async, keys)
+    await ledger.configure(async_generation_ratio=1.0, batch_groups=2)
+    changed = await http.patch("/rollout", json={"async_generation_ratio": 1.5})
+    counts = {"rollout_batch_size": 2, "version": 0, "groups_in_flight": 0}
+    expected = {"async_generation_ratio": 1.5, "ratio_in_force": 1.5, "max_lag": 2, **counts}
+    assert (changed.status_code, changed.json()) == (200, expected)
+    assert (await http.get("/rollout")).json() == expected
+    assert (await ledger.books()).async_generation_ratio == 1.5
+
+
 REGISTER = ("POST", "/environments")
 CHANGE = ("PATCH", "/environments/calculator")
 BAD_REQUESTS = [
+    ("PATCH", "/rollout", {"async_generation_ratio": -1}, 422, "async_generation_ratio: Expected `float` >= 0.0, got -1"),
+    ("PATCH", "/rollout", {"async_generation_rate": 1}, 422, "did you mean 'async_generation_ratio'?"),
     (*REGISTER, {"name": "x"}, 422, "exactly one of import_path and url"),
     (*REGISTER, {**CALCULATOR, "weigth": 1}, 422, "POST /environments: unknown key 'weigth'; did you mean 'weight'?"),
     (*REGISTER, {**CALCULATOR, "limits": {"max_turn": 1}}, 422, "unknown key 'limits.max_turn'; did you mean 'max_turns'?"),
@@ -107,7 +120,14 @@ async def test_statistics_are_the_runs_whichever_process_is_asked(http, redis_as
     await http.post("/environments", json=CALCULATOR)
     other = RunStatistics(redis_async, keys, process="another:7")
     group = GroupRecord(
-        group_id="g", group_size=1, environment="calculator", task_index=0, attempt=0, admitted_version=0, start_number=1
+        group_id="g",
+        group_size=1,
+        num_needed=1,
+        environment="calculator",
+        task_index=0,
+        attempt=0,
+        admitted_version=0,
+        start_number=1,
     )
     await other.add(finished_episode(group, 0))
     [listed] = (await http.get("/environments")).json()

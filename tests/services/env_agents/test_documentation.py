@@ -3,8 +3,8 @@ import pytest
 
 from services.env_agents.control import STATUS_OF
 from services.env_agents.documentation import openapi
-from services.env_agents.messages import EnvironmentDescription, Status
-from services.env_agents.operations import DESCRIBED, OPENENV_ENVIRONMENT, OPERATIONS, STATUS
+from services.env_agents.messages import EnvironmentDescription, RolloutDescription, Status
+from services.env_agents.operations import DESCRIBED, OPENENV_ENVIRONMENT, OPERATIONS, ROLLOUT, STATUS
 from services.env_agents.schemas import field_descriptions
 from shared.environment_spec import EnvironmentSpec
 from tests.services.openapi_walk import gaps, operations
@@ -49,6 +49,14 @@ async def test_every_example_of_a_change_is_made(http, summary):
         assert (changed | value if isinstance(value, dict) else value) == changed
 
 
+@pytest.mark.parametrize("summary", OPERATIONS["patch", "/rollout"].requests)
+async def test_every_example_of_another_ratio_is_set(http, summary):
+    body = OPERATIONS["patch", "/rollout"].requests[summary]
+    answer = await http.patch("/rollout", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["async_generation_ratio"] == body["async_generation_ratio"]
+
+
 @pytest.mark.parametrize("summary", OPERATIONS["post", "/evaluations"].requests)
 async def test_every_example_of_an_evaluation_runs(http, summary):
     await http.post("/environments", json=OPERATIONS[REGISTER].requests["A Python environment"])
@@ -58,7 +66,7 @@ async def test_every_example_of_an_evaluation_runs(http, summary):
 
 
 def test_examples_of_answers_are_what_the_types_encode():
-    for example, of in ((DESCRIBED, EnvironmentDescription), (STATUS, Status)):
+    for example, of in ((DESCRIBED, EnvironmentDescription), (STATUS, Status), (ROLLOUT, RolloutDescription)):
         assert msgspec.to_builtins(msgspec.convert(example, of), builtin_types=()) == example
 
 

@@ -13,7 +13,14 @@ NOON = datetime.datetime(2026, 2, 3, 12, tzinfo=datetime.UTC)
 
 def episode(environment="calculator", *, reward=0.0, outcome=Outcome.COMPLETED, detail=""):
     group = GroupRecord(
-        group_id="g", group_size=1, environment=environment, task_index=0, attempt=0, admitted_version=0, start_number=1
+        group_id="g",
+        group_size=1,
+        num_needed=1,
+        environment=environment,
+        task_index=0,
+        attempt=0,
+        admitted_version=0,
+        start_number=1,
     )
     fields = {"reward": reward, "outcome": outcome, "detail": detail, "finished_at": NOON.timestamp()}
     return replace(finished_episode(group, 0), **fields)

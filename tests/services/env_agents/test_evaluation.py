@@ -35,8 +35,8 @@ def holds():
 
 @pytest.fixture
 def evaluator(registry, agent, renderer, holds):
-    @contextlib.contextmanager
-    def hold():
+    @contextlib.asynccontextmanager
+    async def hold():
         holds.append("held")
         yield
         holds.append("released")

@@ -5,13 +5,17 @@ from collections import Counter, defaultdict
 
 import pytest
 import redis
+import redis.asyncio
 
 from services.env_agents.environment import Environment
 from services.env_agents.episode_statistics import RunStatistics
+from services.env_agents.group_filters import zero_variance
+from services.env_agents.holds import held
 from services.env_agents.loading import EnvironmentLoader
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
-from services.env_agents.rollout_loop import RolloutLoop, RolloutSettings
+from services.env_agents.rollout_loop import REDIS_AWAY, RolloutLoop, RolloutSettings
+from services.env_agents.running_group import GroupRules
 from shared import trajectory as trajectories
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec
 from shared.ledger import AdmissionLedger, DiscardReason, TrainingLedger
@@ -19,6 +23,7 @@ from shared.trajectory import Outcome
 
 GROUP_SIZE = 4
 BATCH_GROUPS = 2
+ALL_EPISODES = GroupRules(GROUP_SIZE)
 
 
 async def wait_until(predicate, *, description: str) -> None:
@@ -106,10 +111,10 @@ async def run_loop(redis_async, keys, loader, agent, ledger):
     await ledger.configure(async_generation_ratio=1.0, batch_groups=BATCH_GROUPS)
     running: list[tuple[RolloutLoop, asyncio.Task]] = []
 
-    async def start(owner="one", *, lease_s=30.0, ledger=ledger, grace_s=0.0):
+    async def start(owner="one", *, lease_s=30.0, ledger=ledger, grace_s=0.0, groups=ALL_EPISODES):
         registry = EnvironmentRegistry(redis_async, keys, loader)
         await registry.refresh()
-        settings = RolloutSettings("run", owner, GROUP_SIZE, lease_s, admission_poll_s=0.01, refresh_s=0.05, grace_s=grace_s)
+        settings = RolloutSettings("run", owner, groups, lease_s, admission_poll_s=0.01, refresh_s=0.05, grace_s=grace_s)
         statistics = RunStatistics(redis_async, keys, process=owner)
         loop = RolloutLoop(settings, ledger, registry, agent, AgentMetrics(), statistics)
         task = asyncio.create_task(loop.run())
@@ -234,6 +239,69 @@ async def test_lost_groups_are_cancelled(run_loop, register, training, redis_cli
     await wait_until(lambda: not loop._group_by_id.keys() & set(groups[:3]), description="discarded groups are gone here too")
 
 
+async def test_episodes_of_a_discarded_group_end_at_once_with_their_requests_to_the_engines(
+    run_loop, register, training, redis_client, keys, hub
+):
+    never = asyncio.Event()
+
+    async def stuck(_):
+        await never.wait()
+        return "42<|im_end|>"
+
+    hub.policy = stuck
+    await register()
+    loop, _, _ = await run_loop(lease_s=3600)
+    await wait_until(lambda: len(hub.transports) == 16, description="every episode waits for the engine")
+    first, groups = list(hub.transports), [group_id.decode() for group_id in redis_client.hkeys(keys.groups)]
+    training.discard(groups, DiscardReason.STALE, requeue=False)
+    await wait_until(lambda: not loop._group_by_id.keys() & set(groups), description="they are gone without a lease's help")
+    await wait_until(lambda: all(transport.is_closing() for transport in first), description="their requests are closed")
+    never.set()
+
+
+async def test_endings_are_followed_again_after_redis_was_away(run_loop, register, training, redis_client, keys, gate):
+    await register()
+    gate.let(0)
+    loop, _, _ = await run_loop(lease_s=3600)
+    await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
+    redis_client.client_kill_filter(_type="pubsub")
+    await wait_until(lambda: redis_client.pubsub_numsub(keys.endings)[0][1] == 1, description="it listens again")
+    [group_id, *_] = [group_id.decode() for group_id in redis_client.hkeys(keys.groups)]
+    training.discard([group_id], DiscardReason.STALE, requeue=False)
+    await wait_until(lambda: group_id not in loop._group_by_id, description="it heard of it")
+
+
+async def test_a_redis_user_without_channels_cancels_at_lease_renewals(
+    run_loop, register, training, redis_client, redis_url, keys, gate
+):
+    redis_client.acl_setuser("narrow", enabled=True, nopass=True, keys=["*"], commands=["+@all"], reset_channels=True)
+    narrow = redis.asyncio.Redis.from_url(redis_url, username="narrow", password="")
+    async with narrow as client:
+        await register()
+        gate.let(0)
+        loop, _, task = await run_loop(lease_s=0.3, ledger=AdmissionLedger(client, keys))
+        await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
+        [group_id, *_] = [group_id.decode() for group_id in redis_client.hkeys(keys.groups)]
+        assert await loop._ledger.discard([group_id], DiscardReason.STALE, requeue=False) == 1
+        assert training.books().is_balanced
+        await wait_until(lambda: group_id not in loop._group_by_id, description="the lease told")
+        loop.stop()
+        await task
+    redis_client.acl_deluser("narrow")
+
+
+async def test_the_ledger_knows_from_when_on_a_group_samples(run_loop, register, training, gate):
+    await register()
+    gate.let(0)
+    await run_loop()
+
+    def do_sample():
+        running = training.live_groups().running
+        return len(running) == 4 and all(record.sampling_version == 0 for record in running)
+
+    await wait_until(do_sample, description="all sample")
+
+
 async def test_requeued_tasks_run_before_new_ones(run_loop, register, training, redis_client, keys, gate, records):
     await register()
     gate.let(0)
@@ -244,6 +312,72 @@ async def test_requeued_tasks_run_before_new_ones(run_loop, register, training, 
     gate.let(math.inf)
     await wait_until(lambda: training.books().ready == 4, description="all groups end")
     assert {record.task_id for record in records()} == {"0", "1", "2", "3"}
+
+
+async def test_a_group_is_complete_with_the_first_episodes_and_the_redundant_ones_are_cancelled(
+    run_loop, register, training, records, gate, ledger
+):
+    await ledger.configure(async_generation_ratio=0.0, batch_groups=1)
+    await register()
+    gate.let(GROUP_SIZE)
+    loop, _, _ = await run_loop(lease_s=3600, groups=GroupRules(GROUP_SIZE, redundant_episodes=2))
+    await wait_until(lambda: training.books().ready == 1, description="the group is complete")
+    await wait_until(lambda: loop.num_episodes_in_flight == 0, description="the other two are cancelled")
+    assert len(records()) == GROUP_SIZE
+    assert {record.group_size for record in records()} == {GROUP_SIZE + 2}
+    assert training.books().episodes_surplus == 2
+
+
+async def test_a_group_past_its_deadline_is_complete_with_what_it_has(run_loop, register, training, records, gate, ledger):
+    await ledger.configure(async_generation_ratio=0.0, batch_groups=1)
+    await register()
+    gate.let(2)
+    loop, _, _ = await run_loop(lease_s=3600, groups=GroupRules(GROUP_SIZE, deadline_s=0.3, min_size=2))
+    await wait_until(lambda: training.books().ready == 1, description="two of four are enough")
+    await wait_until(lambda: loop.num_episodes_in_flight == 0, description="the other two are cancelled")
+    assert len(records()) == 2
+
+
+async def test_a_group_past_its_deadline_waits_for_the_fewest_it_can_be_trained_with(
+    run_loop, register, training, records, gate, ledger
+):
+    await ledger.configure(async_generation_ratio=0.0, batch_groups=1)
+    await register()
+    gate.let(1)
+    await run_loop(lease_s=3600, groups=GroupRules(GROUP_SIZE, deadline_s=0.1, min_size=2))
+    await wait_until(lambda: len(records()) == 1, description="one has ended")
+    await asyncio.sleep(0.3)
+    assert training.books().running == 1
+    gate.let(1)
+    await wait_until(lambda: training.books().ready == 1, description="the second one completes it")
+    assert len(records()) == 2
+
+
+async def test_a_filtered_group_s_place_comes_back_at_once(run_loop, register, training, records):
+    """Every reward is 1."""
+    await register()
+    loop, _, _ = await run_loop(groups=GroupRules(GROUP_SIZE, filters={"zero_variance": zero_variance}))
+    await wait_until(lambda: training.books().started > 12, description="places come back")
+    loop.stop()
+    books = training.books()
+    assert (books.ready, set(books.discarded)) == (0, {"filtered:zero_variance"})
+    assert books.is_balanced
+
+
+async def test_an_adopted_group_is_filtered_by_all_of_its_episodes(run_loop, register, training, records, gate, ledger):
+    await ledger.configure(async_generation_ratio=0.0, batch_groups=1)
+    await register()
+    gate.let(2)
+    _, _, task = await run_loop("dies", lease_s=0.3)
+    await wait_until(lambda: len(records()) == 2, description="two have ended")
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    seen = []
+    gate.let(math.inf)
+    await run_loop("lives", lease_s=0.3, groups=GroupRules(GROUP_SIZE, filters={"look": lambda group: seen.append(len(group))}))
+    await wait_until(lambda: training.books().ready == 1, description="the group is complete")
+    assert seen == [GROUP_SIZE]
 
 
 class FlakyLedger(AdmissionLedger):
@@ -361,18 +495,28 @@ async def test_paused_environment_starts_nothing_until_it_is_resumed(run_loop, r
     await wait_until(lambda: training.books().ready == 4, description="it started")
 
 
-async def test_nothing_new_starts_while_on_hold(run_loop, register, training, redis_client, keys, gate):
+async def test_nothing_new_starts_in_any_process_during_a_hold(run_loop, register, training, redis_client, keys, gate, ledger):
     await register()
     gate.let(0)
-    loop, _, _ = await run_loop()
-    await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
-    with loop.on_hold():
+    loop, _, _ = await run_loop("one")
+    await run_loop("two")
+    await wait_until(lambda: training.books().running == 4, description="everything runs")
+    async with held(ledger, lease_s=0.3, passing=REDIS_AWAY):
         gate.let(math.inf)
         await wait_until(lambda: training.books().ready == 4, description="running groups end")
         training.publish(1, [group_id.decode() for group_id in redis_client.zrange(keys.ready, 0, -1)])
+        await asyncio.sleep(0.5)
         assert not await loop._admit_one()
-        assert training.books().started == 4
+        assert (training.books().started, training.books().holds) == (4, 1), "renewed beyond its lease"
     await wait_until(lambda: training.books().started > 4, description="it goes on")
+
+
+async def test_a_hold_of_a_process_that_died_ends_with_its_lease(run_loop, register, training, ledger):
+    await register()
+    await ledger.hold("dead", lease_ms=300)
+    await run_loop()
+    assert training.books().started == 0
+    await wait_until(lambda: training.books().started == 4, description="it goes on")
 
 
 async def test_concurrent_episodes_stay_within_the_environments_bound(run_loop, register, gate, started, training):

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
@@ -9,15 +11,9 @@ GROUP_SIZE = 2
 
 
 def books(*, episodes_finished: int, episodes_discarded: int) -> Books:
-    counts = dict.fromkeys(("version", "started", "running", "ready", "trained", "unsaved", "requeued", "stream_entries"), 0)
-    return Books(
-        **counts,
-        async_generation_ratio=1.0,
-        batch_groups=1,
-        discarded={},
-        episodes_finished=episodes_finished,
-        episodes_discarded=episodes_discarded,
-    )
+    counts = {field.name: 0 for field in dataclasses.fields(Books)}
+    known = {"discarded": {}, "episodes_finished": episodes_finished, "episodes_discarded": episodes_discarded}
+    return Books(**counts | known)
 
 
 def entries(*groups: str) -> list[StreamEntry]:

@@ -1,0 +1,41 @@
+"""Pauses new rollouts in every agent process of the run, as during an evaluation; running ones go on."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from services.env_agents.identifiers import uuid7
+from shared.ledger import AdmissionLedger
+
+Hold = Callable[[], contextlib.AbstractAsyncContextManager[None]]
+
+
+@contextlib.asynccontextmanager
+async def held(ledger: AdmissionLedger, *, lease_s: float, passing: tuple[type[Exception], ...]) -> AsyncIterator[None]:
+    """No process admits a new group within this block. If this process dies in it, the hold ends with its lease.
+
+    Args: passing: errors of Redis that pass by themselves; only the first call raises them.
+    """
+    hold_id = uuid7()
+
+    async def renew() -> None:
+        while True:
+            await asyncio.sleep(lease_s / 3)
+            with contextlib.suppress(*passing):
+                await ledger.hold(hold_id, lease_ms=int(1000 * lease_s))
+
+    await ledger.hold(hold_id, lease_ms=int(1000 * lease_s))
+    renewing = asyncio.create_task(renew())
+    try:
+        yield
+    finally:
+        await _end(renewing)
+        with contextlib.suppress(*passing):
+            await ledger.hold(hold_id, lease_ms=0)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancels again until it ends: see `_cancel_all` in rollout_loop.py."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=1.0)
