@@ -304,7 +304,7 @@ class _SimulatedEnvironment(Environment):
             async with self._world.reward_workers:
                 await asyncio.sleep(self._plan.reward_s)
         self._world.outcome.num_episodes += 1
-        return Step(done=True, reward=0.0 if self._plan.is_filtered else 1.0 + self._occurrence)
+        return Step(done=True, reward=0.0 if self._plan.is_filtered else 1.0 + (self._occurrence or 0))
 
     async def close(self) -> None:
         if self._occurrence is None:
@@ -373,7 +373,7 @@ class _Endings:
     def __init__(self, client: redis.Redis, keys: Keys) -> None:
         self._client = client
         self._channel = keys.endings
-        self._pubsub = client.pubsub(ignore_subscribe_messages=True)
+        self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         self._pubsub.subscribe(self._channel)
         self._queue: asyncio.Queue[Ending] = asyncio.Queue()
         self.get = self._queue.get
