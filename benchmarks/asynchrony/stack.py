@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, cast
 
-import msgspec
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry
@@ -29,6 +28,7 @@ from services.env_agents.environment import Action, Environment, Message, Step
 from services.env_agents.episode import EnvironmentAgent
 from services.env_agents.episode_statistics import RunStatistics
 from services.env_agents.generation import GenerationClient
+from services.env_agents.group_filters import zero_variance
 from services.env_agents.loading import EnvironmentLoader, LoadedEnvironment
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
@@ -40,7 +40,6 @@ from services.standalone.redis_server import redis_executable
 from shared import versions
 from shared.configuration import EnvAgentsSection, RolloutSection
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec, SamplingParameters, SeedTasks
-from shared.errors import EpisodeError
 from shared.keys import Keys
 from shared.ledger import AdmissionLedger, DiscardReason, Ending, GroupRecord, Receipt, TrainingLedger
 from shared.stream import Delivery, TrajectoryConsumer
@@ -73,15 +72,15 @@ class System:
     """GPU seconds of one sample, over all epochs."""
     reward_workers: int | None = None
     """None for as many as are asked for."""
-    on_stale: str = "regenerate"
+    on_stale: str = "wait"
     is_gang: bool = False
     """A group is one n=G call on one GPU."""
     is_lock_step: bool = False
     """Turns are played in rounds: all episodes sample, then all environments step."""
     is_batch: bool = False
     """Rewards begin when all responses of a round are there, and groups are judged when all rewards are."""
-    discards_at_publish: bool = False
-    """What is not trained when an update ends is given up: α's places are then extra groups, on-policy."""
+    redundant_groups: int = 0
+    redundant_episodes: int = 0
     aborts_at_version: bool = False
     """At each update the groups, running ones too, that were admitted more than α updates ago are dropped, as ROLL does."""
     admission_poll_s: float = 0.25
@@ -131,7 +130,7 @@ class Outcome:
     def bound_s(self, *, gpus: int) -> float:
         """What one update may take on `gpus` for sampling and training together; means are of all episodes that began.
 
-        Episodes of filtered groups count among the N that are sampled. Groups that an update gives up gain nothing from α.
+        Episodes of filtered groups count among the N that are sampled.
         """
         mean_tokens = sum(plan.num_tokens for plan in self.plans.values()) / len(self.plans)
         filtered_share = sum(plan.is_filtered for plan in self.plans.values()) / len(self.plans)
@@ -141,7 +140,7 @@ class Outcome:
             mu_gen_s=mean_tokens * self.system.token_s / self.system.slots,
             mu_train_s=self.system.train_s,
             longest_s=self.longest_s(),
-            ratio=0.0 if self.system.discards_at_publish else self.system.ratio,
+            ratio=self.system.ratio,
         )
 
     def task_bias(self) -> float:
@@ -248,6 +247,7 @@ class _World:
         self.something_new = asyncio.Event()
         """A group became ready, or an episode ended."""
         self.is_over = False
+        self.endings: _Endings
         self.num_open = 0
         self._occurrences: Counter[int] = Counter()
         self.closed: set[tuple[int, int]] = set()
@@ -305,10 +305,7 @@ class _SimulatedEnvironment(Environment):
             async with self._world.reward_workers:
                 await asyncio.sleep(self._plan.reward_s)
         self._world.outcome.num_episodes += 1
-        if self._plan.is_filtered:
-            # The ledger has no filter yet: a group without a reward to learn from takes the same way out.
-            raise EpisodeError("filtered")
-        return Step(done=True, reward=float(self._occurrence or 0))
+        return Step(done=True, reward=0.0 if self._plan.is_filtered else 1.0 + (self._occurrence or 0))
 
     async def close(self) -> None:
         if self._occurrence is None:
@@ -346,14 +343,18 @@ class _WatchedLedger(AdmissionLedger):
         self, *, group_id: str, environment: str, group_size: int, owner: str, lease_ms: int, num_needed: int | None = None
     ) -> GroupRecord | None:
         return await super().admit(
-            group_id=group_id, environment=environment, group_size=group_size, owner=owner, lease_ms=LONG_MS, num_needed=num_needed
+            group_id=group_id,
+            environment=environment,
+            group_size=group_size,
+            owner=owner,
+            lease_ms=LONG_MS,
+            num_needed=num_needed,
         )
 
     async def renew(self, *, owner: str, lease_ms: int, group_ids: Iterable[str]) -> list[str]:
         return await super().renew(owner=owner, lease_ms=LONG_MS, group_ids=group_ids)
 
     async def endings(self) -> AsyncGenerator[Ending, None]:
-        """Those of this process's trainer, without a connection that would hold the clock while nothing comes."""
         while True:
             yield await self._world.endings.get()
 
@@ -361,24 +362,34 @@ class _WatchedLedger(AdmissionLedger):
         receipt = await super().finish(trajectory, num_needed=num_needed, verdict=verdict)
         self.group_by_trajectory[trajectory.trajectory_id] = trajectory.group_id
         self._num_finished[trajectory.group_id] += 1
-        if self._num_finished[trajectory.group_id] >= trajectory.group_size:
+        if self._num_finished[trajectory.group_id] >= self._world.system.group_size:
+            self._world.endings.receive()
             self._world.something_new.set()
         return receipt
 
 
-class _TellingLedger(TrainingLedger):
-    """The trainer's ledger; tells the agents what it gave up, as Redis's channel would."""
+class _Endings:
+    """Redis's messages about groups that ended while they ran, received before the clock goes on."""
 
-    def __init__(self, client: redis.Redis, keys: Keys, world: _World) -> None:
-        super().__init__(client, keys)
-        self._world = world
+    def __init__(self, client: redis.Redis, keys: Keys) -> None:
+        self._client = client
+        self._channel = keys.endings
+        self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        self._pubsub.subscribe(self._channel)
+        self._queue: asyncio.Queue[Ending] = asyncio.Queue()
+        self.get = self._queue.get
 
-    def discard(self, group_ids: Iterable[str], reason: DiscardReason, *, requeue: bool) -> int:
-        given_up = list(group_ids)
-        count = super().discard(given_up, reason, requeue=requeue)
-        for group_id in given_up:
-            self._world.endings.put_nowait(Ending(reason, group_id))
-        return count
+    def receive(self) -> None:
+        """Everything that was published up to now."""
+        self._client.publish(self._channel, "bench-marker -")
+        while True:
+            message = self._pubsub.get_message(timeout=10)
+            if message is None:
+                continue
+            reason, _, group_id = message["data"].decode().partition(" ")
+            if reason == "bench-marker":
+                return
+            self._queue.put_nowait(Ending(reason, group_id))
 
 
 class _Consumer(TrajectoryConsumer):
@@ -403,6 +414,10 @@ class _Trainer:
             num_return_sequences_in_group=self._system.group_size,
             async_generation_ratio=self._system.ratio,
             on_stale=cast(Any, self._system.on_stale),
+            redundant_groups=self._system.redundant_groups,
+            redundant_episodes=self._system.redundant_episodes,
+            max_filtered_groups=1_000_000,
+            stale_wait_s=LONG_S,
         )
         self._client = client
         self._keys = keys
@@ -417,6 +432,7 @@ class _Trainer:
         for version in range(num_updates):
             began = clock.time()
             groups = await self._next_batch(version)
+            self._world.endings.receive()
             outcome.wait_s.append(clock.time() - began)
             samples = sum(len(group.trainable) for group in groups)
             await asyncio.sleep(samples * self._system.train_s / self._system.training_gpus)
@@ -427,10 +443,10 @@ class _Trainer:
             self._note(groups, version)
             outcome.published_s.append(clock.time())
             outcome.trained_samples.append(samples)
-            if self._system.discards_at_publish:
-                self._discard_live(admitted_before=version + 1, requeue=False)
+            self._reader.give_up_stale(version + 1)
             if self._system.aborts_at_version:
                 self._discard_live(admitted_before=version + 1 - self._system.ratio, requeue=False)
+            self._world.endings.receive()
             progress(version + 1)
 
     async def _next_batch(self, version: int) -> tuple[Group, ...]:
@@ -439,8 +455,9 @@ class _Trainer:
             if not (self._system.is_batch and self._world.num_open):
                 self._consumer.is_drained = False
                 selection = self._reader.next_batch(version, progress=_ignore, is_stopped=lambda: self._consumer.is_drained)
-                if selection is not None:
+                if selection:
                     return selection.batch
+                self._world.endings.receive()
             await self._world.something_new.wait()
             if self._system.is_batch:
                 await asyncio.sleep(1e-3)  # Environments close after their last record's siblings wake this.
@@ -449,19 +466,16 @@ class _Trainer:
         outcome = self._world.outcome
         for group in groups:
             self.trained_group_ids.add(group.group_id)
-            oldest = version if group.oldest_version is None else group.oldest_version
-            outcome.max_lag = max(outcome.max_lag, versions.lag(version, oldest))
             for episode in group.episodes:
+                outcome.max_lag = max(outcome.max_lag, versions.lag(version, episode.oldest_version or 0))
                 work = self._world.fleet.work_by_session[episode.trajectory_id]
                 outcome.trained.append((work.task, work.occurrence))
 
     def _discard_live(self, *, admitted_before: float, requeue: bool) -> None:
         """Gives up every group, ready or running, that was admitted before a version."""
-        if not (live := list(self.ledger.live_groups().ids)):
-            return
-        records = cast(list[bytes], self._client.hmget(self._keys.groups, live))
-        admitted = [msgspec.json.decode(record, type=GroupRecord).admitted_version for record in records]
-        old = [group_id for group_id, version in zip(live, admitted, strict=True) if version < admitted_before]
+        live = self.ledger.live_groups()
+        records = [*(group.record for group in live.ready), *live.running]
+        old = [record.group_id for record in records if record.admitted_version < admitted_before]
         if old:
             self.ledger.discard(old, DiscardReason.STALE, requeue=requeue)
 
@@ -478,6 +492,7 @@ async def simulate(
     keys = Keys(f"bench-{uuid.uuid4().hex[:12]}")
     world = _World(system, workload)
     with redis.Redis.from_url(redis_url) as sync_client:
+        world.endings = _Endings(sync_client, keys)
         trainer = _Trainer(world, sync_client, keys)
         async with _rolling_out(world, redis_url, keys) as ledger:
             await trainer.run(num_updates, progress)
@@ -496,13 +511,19 @@ async def _rolling_out(world: _World, redis_url: str, keys: Keys) -> AsyncIterat
     connection = _CountedRedis.from_url(redis_url, retry=Retry(NoBackoff(), 0), single_connection_client=True)
     async with connection as client:
         ledger = _WatchedLedger(client, keys, world)
-        await ledger.configure(async_generation_ratio=system.ratio, batch_groups=system.groups)
+        await ledger.configure(
+            async_generation_ratio=system.ratio, batch_groups=system.groups, redundant_groups=system.redundant_groups
+        )
         registry = EnvironmentRegistry(client, keys, cast(EnvironmentLoader, _Loader(world)))
         await registry.declare(_spec())
         settings = RolloutSettings(
             run_id=keys.run_id,
             owner="simulated",
-            groups=GroupRules(size=system.group_size),
+            groups=GroupRules(
+                size=system.group_size,
+                redundant_episodes=system.redundant_episodes,
+                filters={"zero_variance": zero_variance} if world.workload.filtered_share else {},
+            ),
             lease_s=EnvAgentsSection().lease_s,
             admission_poll_s=system.admission_poll_s,
             refresh_s=LONG_S,

@@ -85,6 +85,9 @@ class Workload:
     """Multiplies a task's tokens and latencies: slow tasks are slow every time."""
     filtered_share: float = 0.0
     """Of tasks."""
+    slow_share: float = 0.0
+    """Of episodes, whose environment takes `slow_factor` times as long."""
+    slow_factor: float = 1.0
     seed: int = 0
 
     def plan(self, task: int, occurrence: int) -> Plan:
@@ -93,10 +96,11 @@ class Workload:
         is_filtered = bool(of_task.random() < self.filtered_share)
         factor = self.task_factor.draw(of_task, 1)[0]
         rng = np.random.default_rng([self.seed, task, occurrence])
+        slowness = self.slow_factor if self.slow_share and rng.random() < self.slow_share else 1.0
         turns = max(1, round(self.turns.draw(rng, 1)[0]))
         return Plan(
             turn_tokens=tuple(max(1, round(factor * tokens)) for tokens in self.tokens.draw(rng, turns)),
-            step_s=tuple(factor * seconds for seconds in self.step_s.draw(rng, turns)),
+            step_s=tuple(slowness * factor * seconds for seconds in self.step_s.draw(rng, turns)),
             reward_s=self.reward_s.draw(rng, 1)[0],
             is_filtered=is_filtered,
         )
@@ -113,6 +117,8 @@ class Workload:
             parts.append(f"task × {self.task_factor}")
         if self.filtered_share:
             parts.append(f"{self.filtered_share:.0%} of groups filtered")
+        if self.slow_share:
+            parts.append(f"{self.slow_share:.0%} of episodes {self.slow_factor:g} × slower")
         return ", ".join(parts)
 
 
