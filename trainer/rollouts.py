@@ -27,23 +27,12 @@ class RolloutReader:
     way leaves entries that Redis holds for delivered and nobody has seen. Reading twice is harmless.
     """
 
-    def __init__(
-        self,
-        consumer: TrajectoryConsumer,
-        ledger: TrainingLedger,
-        rollout: RolloutSection,
-        *,
-        timeout_s: float,
-        look_s: float = LOOK_S,
-    ) -> None:
-        """Args: consumer: over a client that does not retry by itself. timeout_s: longest wait for one batch. look_s: between two
-        looks at the groups while there is no batch.
-        """
+    def __init__(self, consumer: TrajectoryConsumer, ledger: TrainingLedger, rollout: RolloutSection, *, timeout_s: float) -> None:
+        """Args: consumer: over a client that does not retry by itself. timeout_s: longest wait for one batch."""
         self._consumer = consumer
         self._ledger = ledger
         self._rollout = rollout
         self._timeout_s = timeout_s
-        self._look_s = look_s
         self._assembler = GroupAssembler()
         self._must_reread = True
 
@@ -62,7 +51,7 @@ class RolloutReader:
             progress(min(books.ready, batch_groups), batch_groups)
             if books.ready < batch_groups and now < next_look:
                 continue
-            next_look = now + self._look_s
+            next_look = now + LOOK_S
             selection = self._select(version)
             if selection.batch:
                 complete_since = complete_since or now

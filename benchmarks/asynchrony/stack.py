@@ -243,7 +243,6 @@ class _World:
         self.outcome = Outcome(system)
         self.lock_step = LockStep()
         self.reward_workers = asyncio.Semaphore(system.reward_workers or 1_000_000)
-        self.endings: asyncio.Queue[Ending] = asyncio.Queue()
         self.something_new = asyncio.Event()
         """A group became ready, or an episode ended."""
         self.is_over = False
@@ -421,10 +420,10 @@ class _Trainer:
         )
         self._client = client
         self._keys = keys
-        self.ledger = _TellingLedger(client, keys, world)
+        self.ledger = TrainingLedger(client, keys)
         self.ledger.create_consumer_group()
         self._consumer = _Consumer(client, keys, self.ledger)
-        self._reader = RolloutReader(self._consumer, self.ledger, rollout, timeout_s=LONG_S, look_s=0.0)
+        self._reader = RolloutReader(self._consumer, self.ledger, rollout, timeout_s=LONG_S)
         self.trained_group_ids: set[str] = set()
 
     async def run(self, num_updates: int, progress: Callable[[int], None]) -> None:
