@@ -128,9 +128,8 @@ def _import_rootfs(docker: Docker, rootfs: Path) -> None:
     for path in ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists"):
         for entry in (rootfs / path).iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    archive = subprocess.Popen(["tar", "-C", str(rootfs), "-c", "."], stdout=subprocess.PIPE)
-    docker.run("import", "-", ROOTFS, stdin=archive.stdout)
-    archive.wait()
+    with subprocess.Popen(["tar", "-C", str(rootfs), "-c", "."], stdout=subprocess.PIPE) as archive:
+        docker.run("import", "-", ROOTFS, stdin=archive.stdout)
     shutil.rmtree(rootfs)
 
 
