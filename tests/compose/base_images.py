@@ -82,7 +82,7 @@ def _wheel_server(docker: Docker, folders: list[Path]) -> Iterator[int | None]:
         with nullcontext():
             yield None
         return
-    (folder,) = folders
+    folder = folders[0]  # pip seldom has more.
     handler = functools.partial(_QuietHandler, directory=folder)
     with _listen(docker.bridge_address(), docker.label("debian:bookworm-slim", PORT_LABEL), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
