@@ -4,7 +4,6 @@
 container, training would be killed instead of writing its checkpoint.
 """
 
-import argparse
 import base64
 import json
 import os
@@ -15,6 +14,7 @@ from typing import NoReturn
 
 from shared.configuration import Configuration, load
 from shared.errors import ConfigurationError
+from shared.run_arguments import run_parser
 
 EXAMPLES = """\
 examples:
@@ -47,14 +47,11 @@ def slots_of(configuration: Configuration, environment: Mapping[str, str]) -> li
 
 
 def main() -> NoReturn:
-    parser = argparse.ArgumentParser(
+    parser = run_parser(
         prog="python -m trainer.launch",
         description="Starts trainer.num_processes ranks of trainer/train.py on this machine.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", type=Path, required=True, help="the run file")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="override one key of it")
     arguments = parser.parse_args()
     try:
         configuration = load(arguments.config, overrides=arguments.overrides)

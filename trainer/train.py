@@ -4,7 +4,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+
+from shared.run_arguments import run_parser
 
 EXAMPLES = """\
 examples:
@@ -20,13 +21,7 @@ BAD_INPUT, FAILED = 2, 1
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="trainer/train.py", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config", type=Path, required=True, help="the run file")
-    parser.add_argument(
-        "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="overrides one setting; repeatable"
-    )
+    parser = run_parser(prog="trainer/train.py", description=__doc__, epilog=EXAMPLES)
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher adds it.
     return parser.parse_args(arguments)
 

@@ -1,10 +1,10 @@
 """`python -m services.engine`: one SGLang engine, as the run file describes it."""
 
-import argparse
 import os
 import sys
-from pathlib import Path
 from typing import NoReturn
+
+from shared.run_arguments import run_parser
 
 EXAMPLES = """examples:
   python -m services.engine --config run.yaml --port 30000
@@ -13,16 +13,13 @@ EXAMPLES = """examples:
 
 
 def main() -> NoReturn:
-    parser = argparse.ArgumentParser(
+    parser = run_parser(
         prog="python -m services.engine",
         description="Replaces itself with a stock SGLang server for the model of a run.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", type=Path, required=True, help="the run file")
     parser.add_argument("--port", type=int, required=True, help="where the engine listens")
     parser.add_argument("--host", default="127.0.0.1", help="the address it listens on (default: %(default)s)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key of the run file")
     arguments = parser.parse_args()
 
     from services.engine.launch import engine_command, engine_environment, require_device, require_sglang
@@ -31,7 +28,7 @@ def main() -> NoReturn:
 
     try:
         require_sglang()
-        run = configuration.load(arguments.config, overrides=arguments.set)
+        run = configuration.load(arguments.config, overrides=arguments.overrides)
         require_device(run.engines)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")

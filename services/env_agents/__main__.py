@@ -1,14 +1,13 @@
 """`python -m services.env_agents`: runs the agent process."""
 
-import argparse
 import logging
 import os
 import sys
 import traceback
-from pathlib import Path
 
 from shared.configuration import Configuration, load
 from shared.errors import HeadraceError
+from shared.run_arguments import run_parser
 
 _EXAMPLES = """\
 examples:
@@ -18,14 +17,11 @@ examples:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
+    parser = run_parser(
         prog="python -m services.env_agents",
         description="Run episodes of registered environments and record them in the trajectory stream.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", type=Path, required=True, help="the run file")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="override one key of it")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:

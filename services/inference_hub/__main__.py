@@ -1,8 +1,8 @@
 """`python -m services.inference_hub --config run.yaml`: serves the hub until SIGTERM or SIGINT."""
 
-import argparse
 import sys
-from pathlib import Path
+
+from shared.run_arguments import run_parser
 
 EXAMPLES = """examples:
   python -m services.inference_hub --config run.yaml
@@ -12,14 +12,11 @@ EXAMPLES = """examples:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
+    parser = run_parser(
         prog="python -m services.inference_hub",
         description="One address in front of all inference engines: routing, weight updates, resumption.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", type=Path, required=True, help="the run file")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="override one key of it")
     arguments = parser.parse_args()
 
     from services.inference_hub.server import run

@@ -45,7 +45,7 @@ ENVIRONMENTS_EXAMPLES: Final = """examples:
 Statistics are over recent episodes. weather.yaml is an entry of env_agents.environments in a file of its own:
   name: weather
   import_path: examples.weather:Weather
-  tasks: {kind: parquet, path: weather.parquet}
+  tasks: {kind: parquet, path: examples/weather.parquet}
 """
 ROLLOUTS_EXAMPLES: Final = """examples:
   headrace rollouts --config run.yaml
