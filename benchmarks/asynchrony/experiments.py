@@ -7,7 +7,7 @@ project's own code at α = 0 with the feature under test switched off; `versus` 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from benchmarks.asynchrony.stack import System
+from benchmarks.asynchrony.system import System
 from benchmarks.asynchrony.workloads import Constant, LogNormal, Normal, Workload
 
 SEED = 1

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.asynchrony.experiments import Comparison, Missing, WasteCase
-from benchmarks.asynchrony.stack import Outcome
+from benchmarks.asynchrony.outcome import Outcome
 
 FIGURES = (
     "queue_scheduling",
