@@ -1,7 +1,7 @@
 """The trainer of a simulated run: the product's choice of batches, and seconds in place of the optimiser."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, cast
 
 import redis
@@ -13,7 +13,7 @@ from shared.configuration import RolloutSection
 from shared.keys import Keys
 from shared.ledger import DiscardReason, TrainingLedger
 from shared.stream import Delivery, TrajectoryConsumer
-from trainer.assembly import Group
+from trainer.assembly import Selection
 from trainer.rollouts import RolloutReader
 
 LONG_S = 1e7
@@ -60,7 +60,8 @@ class ModelledTrainer:
         clock, outcome = asyncio.get_running_loop(), self._world.outcome
         for version in range(num_updates):
             began = clock.time()
-            groups = await self._next_batch(version)
+            selection = await self._next_batch(version)
+            groups = selection.batch
             self._endings.receive()
             outcome.wait_s.append(clock.time() - began)
             samples = sum(len(group.trainable) for group in groups)
@@ -69,7 +70,7 @@ class ModelledTrainer:
             self._world.fleet.publish(version + 1)
             self.ledger.publish(version + 1, group_ids)
             self.ledger.acknowledge(version + 1)
-            self._note(groups, version)
+            self._note(selection, version)
             outcome.published_s.append(clock.time())
             outcome.trained_samples.append(samples)
             self._reader.give_up_stale(version + 1)
@@ -78,27 +79,30 @@ class ModelledTrainer:
             self._endings.receive()
             progress(version + 1)
 
-    async def _next_batch(self, version: int) -> tuple[Group, ...]:
+    async def _next_batch(self, version: int) -> Selection:
         while True:
             self._world.something_new.clear()
             if not (self._system.is_batch and self._world.num_open):
                 self._consumer.is_drained = False
                 selection = self._reader.next_batch(version, progress=ignore, is_stopped=lambda: self._consumer.is_drained)
                 if selection:
-                    return selection.batch
+                    return selection
                 self._endings.receive()
             await self._world.something_new.wait()
             if self._system.is_batch:
                 await asyncio.sleep(1e-3)  # Environments close after their last record's siblings wake this.
 
-    def _note(self, groups: Iterable[Group], version: int) -> None:
+    def _note(self, selection: Selection, version: int) -> None:
         outcome = self._world.outcome
-        for group in groups:
+        for group in selection.batch:
             self.trained_group_ids.add(group.group_id)
             for episode in group.episodes:
-                outcome.max_lag = max(outcome.max_lag, versions.lag(version, episode.oldest_version or 0))
+                oldest_trained = max(selection.oldest_version, episode.oldest_version or 0)
+                outcome.max_lag = max(outcome.max_lag, versions.lag(version, oldest_trained))
                 work = self._world.fleet.work_by_session[episode.trajectory_id]
                 outcome.trained.append((work.task, work.occurrence))
+                kept = episode.num_sampled_since(selection.oldest_version) / episode.num_sampled_since(0)
+                outcome.tokens_wasted += (1 - kept) * work.num_tokens
 
     def _discard_live(self, *, admitted_before: float, requeue: bool) -> None:
         """Gives up every group, ready or running, that was admitted before a version."""

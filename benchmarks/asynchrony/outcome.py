@@ -27,6 +27,7 @@ class Outcome:
     discarded: Mapping[str, int] = field(default_factory=dict)
     tokens_generated: float = 0.0
     tokens_wasted: float = 0.0
+    """Of episodes that were not trained, and masked ones of those that were."""
     tasks_admitted: dict[int, int] = field(default_factory=dict)
     """Version at the first admission of each task."""
     busy_share: float = 0.0
@@ -62,6 +63,8 @@ class Outcome:
             mu_train_s=self.system.train_s,
             longest_s=self.longest_s(),
             ratio=self.system.ratio,
+            mu_reward_s=_mean(plan.reward_s for plan in self.plans.values()),
+            reward_workers=self.system.reward_workers,
         )
 
     def task_bias(self) -> float:

@@ -23,7 +23,7 @@ class System:
     """GPU seconds of one sample, over all epochs."""
     reward_workers: int | None = None
     """None for as many as are asked for."""
-    on_stale: str = "wait"
+    on_stale: str = "mask"
     is_gang: bool = False
     """A group is one n=G call on one GPU."""
     is_lock_step: bool = False
