@@ -5,10 +5,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from services.env_agents.evaluation import EvaluationRequest, Evaluator
+from services.env_agents.evaluation import Evaluator
 from services.env_agents.registry import UnknownEnvironmentError
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec, ParquetTasks
 from shared.errors import ConfigurationError
+from shared.evaluation import EvaluationRequest
 
 QUESTION = re.compile(r"user\n(\d+) \+ (\d+)<")
 
