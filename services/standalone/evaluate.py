@@ -67,8 +67,9 @@ def run(
     chosen = choose(configuration.env_agents.environments, environments)
     request = EvaluationRequest(num_episodes=num_episodes or _num_episodes(configuration), greedy=is_greedy)
     directory = output or Path(configuration.run.directory) / "evaluations" / f"{model.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    resolved = evaluating(configuration, model, chosen, directory)
     _make(directory)
-    planned = deployment.plan(evaluating(configuration, model, chosen, directory), has_external_redis=False)
+    planned = deployment.plan(resolved, has_external_redis=False)
 
     played, decoder = _Played(), decoder_for(model.directory)
     with (
