@@ -58,7 +58,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """From the first episode's start to the last one's end."""
     trajectories: str
-    """The file with every episode in words, one JSON object a line."""
+    """The file with every episode in words, one JSON object a line. Versions in it are the engines', which begin at 0."""
     results: Mapping[str, EnvironmentResult]
 
     @property
