@@ -54,14 +54,23 @@ def read_stream_history(redis_directory: Path, keys: Keys) -> StreamHistory:
 
 
 def _commands(directory: Path) -> Iterator[list[bytes]]:
-    """The commands of *.aof files: `*<count>` then `$<length>` and as many bytes, for each word."""
+    """The commands of *.aof files: `*<count>` then `$<length>` and as many bytes, for each word. One half written is none yet."""
     for path in sorted(directory.rglob("*.aof")):
         with path.open("rb") as file:
             while (line := file.readline()).startswith(b"*"):
-                yield [_word(file.readline(), file.read) for _ in range(int(line[1:]))]
+                words = [_word(file.readline(), file.read) for _ in range(int(line[1:]))] if line.endswith(b"\n") else [None]
+                if None in words:
+                    return
+                yield words
 
 
-def _word(length_line: bytes, read) -> bytes:
-    word = read(int(length_line[1:]))
-    assert read(2) == b"\r\n"
-    return word
+def _word(length_line: bytes, read) -> bytes | None:
+    """None if the file ends within it."""
+    if not length_line.endswith(b"\r\n"):
+        return None
+    length = int(length_line[1:])
+    word = read(length + 2)
+    if len(word) < length + 2:
+        return None
+    assert word.endswith(b"\r\n")
+    return word[:-2]

@@ -157,6 +157,10 @@ class FaultyRun:
     def history(self) -> StreamHistory:
         return read_stream_history(self._folder / "redis", self.keys)
 
+    def owners(self) -> set[str]:
+        """Agent processes that ever had a group."""
+        return {owner for owners in self.history().owners.values() for owner in owners}
+
     def stream_ids(self) -> set[bytes]:
         return {entry_id for entry_id, _ in self._client.xrange(self.keys.trajectories)}
 

@@ -98,7 +98,7 @@ def test_groups_of_a_killed_process_are_adopted_and_the_books_balance(run, hub):
         run.wait_for_updates(3, description="its groups are adopted and the run goes on")
         history = check_everything(run)
     adopted = [owners for owners in history.owners.values() if len(set(owners)) == 2]
-    assert len(adopted) == left
+    assert 1 <= len(adopted) <= left, "what grew too old meanwhile is given up instead"
 
 
 def test_two_processes_share_the_places_and_outlive_one_of_them(run, hub):
@@ -106,9 +106,9 @@ def test_two_processes_share_the_places_and_outlive_one_of_them(run, hub):
     run.start_agents("second")
     wait_until(lambda: len(run.processes()) == 2, description="both live")
     with run.consumer.running():
-        run.wait_for_updates(6, description="both work")
-        both = {owner for owners in run.history().owners.values() for owner in owners}
-        assert len(both) == 2, "each has had groups"
+        wait_until(lambda: len(run.owners()) == 2, description="each has had groups")
+        run.wait_for_updates(3, description="both work")
+        both = run.owners()
         first.kill()
         first.wait()
         num_before = len(run.history().owners)

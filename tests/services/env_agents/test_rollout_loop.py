@@ -27,9 +27,9 @@ ALL_EPISODES = GroupRules(GROUP_SIZE)
 
 
 async def wait_until(predicate, *, description: str) -> None:
-    """Polls for at most 20 s."""
+    """Polls for at most 60 s."""
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not predicate():  # noqa: ASYNC110 - what it waits for is in Redis
                 await asyncio.sleep(0.01)
     except TimeoutError:
@@ -37,9 +37,9 @@ async def wait_until(predicate, *, description: str) -> None:
 
 
 async def eventually(is_true, *, description: str) -> None:
-    """Asks for at most 20 s."""
+    """Asks for at most 60 s."""
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await is_true():  # noqa: ASYNC110 - what it waits for is in Redis
                 await asyncio.sleep(0.01)
     except TimeoutError:
