@@ -284,18 +284,23 @@ class AdmissionLedger:
         """Notes that the first episode of a running group is about to sample; later calls change nothing."""
         await self._run("sampling", group_id)
 
-    async def endings(self) -> AsyncGenerator[Ending, None]:
+    async def endings(self) -> AsyncGenerator[Ending | None, None]:
         """Groups that end while they run, within a round trip of their end; for as long as the connection holds.
 
-        A message that comes while nobody listens is lost: `renew` tells the same, later.
+        None whenever listening begins, also after a connection that was lost and made again: a message that came before is lost,
+        and `renew` tells the same.
         """
-        async with self._client.pubsub(ignore_subscribe_messages=True) as pubsub:
+        async with self._client.pubsub() as pubsub:
             await pubsub.subscribe(self._keys.endings)
             while True:
                 message = await pubsub.get_message(timeout=_LISTEN_S)
-                if message is not None:
+                if message is None:
+                    continue
+                if message["type"] == "message":
                     reason, _, group_id = message["data"].decode().partition(" ")
                     yield Ending(reason, group_id)
+                else:
+                    yield None
 
     async def finish(self, trajectory: Trajectory, *, num_needed: int | None = None, verdict: str = "") -> Receipt:
         """Records one finished episode, once, however often it is called for the same group and sample index.

@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from services.env_agents.datasets import DatasetCounts
-from services.env_agents.episode_statistics import EpisodeProblem, EpisodeStatistics, RecentEpisodes
+from services.env_agents.episode_statistics import EpisodeProblem, RecentEpisodes
 from services.env_agents.registry import RegisteredEnvironment
 from shared import versions
 from shared.environment_spec import EnvironmentSpec
+from shared.evaluation import EpisodeStatistics
 from shared.ledger import Books
 
 

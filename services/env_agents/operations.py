@@ -9,10 +9,13 @@ from typing import Any, Final
 
 import msgspec
 
-from services.env_agents.evaluation import EvaluationRequest, EvaluationResult
 from services.env_agents.messages import EnvironmentDescription, Health, RolloutChanges, RolloutDescription, Status
 from services.env_agents.registry import PATCHABLE
 from shared.environment_spec import EnvironmentSpec
+from shared.evaluation import EvaluationLine, EvaluationRequest, EvaluationResult
+
+JSON_LINES: Final = "application/x-ndjson"
+"""One JSON value a line, each as soon as it is there."""
 
 CHANGES: Final = "EnvironmentChanges"
 """Schema of a PATCH: what of an EnvironmentSpec may be changed."""
@@ -147,6 +150,8 @@ class Operation:
     """Name of the body's schema."""
     requests: Mapping[str, Any] = field(default_factory=dict)
     """Bodies by what they show."""
+    media_type: str = "application/json"
+    """Of an answer that is no plain text."""
     refusals: Mapping[int, str] = field(default_factory=dict)
     """Example sentences by status."""
 
@@ -249,6 +254,22 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             **_UNKNOWN,
             422: "only environments with evaluation_tasks can be evaluated; guess has none",
             **_REDIS_AWAY,
+        },
+    ),
+    ("post", "/evaluations/episodes"): Operation(
+        tag="evaluations",
+        summary="Evaluate, episode by episode",
+        description="As `POST /evaluations`, with a line for each episode as soon as it has ended, and first a line with their "
+        "number by environment. `transcripts` adds nothing here. Closing the connection ends what still plays.",
+        request=EvaluationRequest.__name__,
+        requests={"Every environment": {"num_episodes": 64}},
+        status=200,
+        answer=EvaluationLine,
+        example={"num_episodes": {"calculator": 64}},
+        media_type=JSON_LINES,
+        refusals={
+            **_UNKNOWN,
+            422: "only environments with evaluation_tasks can be evaluated; guess has none",
         },
     ),
     ("get", "/rollout"): Operation(
