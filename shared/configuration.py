@@ -72,8 +72,8 @@ class RolloutSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     two whole numbers, that share of each batch starts earlier. No token is trained at a lag above ⌈α⌉."""
     on_stale: Literal["regenerate", "drop", "wait", "mask"] = "regenerate"
     """What happens at the bound. regenerate: a group over it is discarded and its task runs again first. drop: discarded, and its
-    task does not run again. wait: training waits for running groups that would pass it, up to `stale_wait_s`, then regenerates; as many
-    of them as there are redundant groups are not waited for. mask: the group is trained without its tokens over the bound."""
+    task does not run again. wait: training waits for running groups that would pass it, up to `stale_wait_s`, then regenerates;
+    it does without as many as there are redundant groups. mask: the group is trained without its tokens over the bound."""
     stale_wait_s: PositiveFloat = 600.0
     """Longest wait of one update for such groups, with on_stale: wait."""
 

@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 
 from services.inference_hub.engine_client import EngineClient, EngineTimeoutError
 from services.inference_hub.gate import Gate, Hold
+from services.inference_hub.usage import Usage
 from shared.keys import Keys
 
 INITIAL_EPOCH: Final = "initial"
@@ -88,6 +89,9 @@ class Engine:
     """Why it is not ready, as a sentence."""
     outstanding_tokens: int = 0
     num_outstanding_calls: int = 0
+    max_running_calls: int | None = None
+    """Calls that it samples for at the same time, the rest wait in it; None if it has not said."""
+    usage: Usage = field(default_factory=Usage)
     num_failed_probes: int = 0
     has_answered: bool = False
     """It answered a call since the last probe."""
@@ -107,11 +111,13 @@ class Engine:
     def begin_call(self, cost_tokens: int) -> None:
         self.num_outstanding_calls += 1
         self.outstanding_tokens += cost_tokens
+        self.usage.calls(self.num_outstanding_calls, max_running_calls=self.max_running_calls)
         self.idle.clear()
 
     def end_call(self, cost_tokens: int) -> None:
         self.num_outstanding_calls -= 1
         self.outstanding_tokens -= cost_tokens
+        self.usage.calls(self.num_outstanding_calls, max_running_calls=self.max_running_calls)
         if not self.num_outstanding_calls:
             self.idle.set()
 
@@ -165,6 +171,8 @@ class EngineRegistry:
     def refresh(self) -> None:
         """Call after anything that can change an engine's state."""
         self.routable = tuple(engine for engine in self.by_id.values() if engine.state(self.in_force) is EngineState.READY)
+        for engine in self.by_id.values():
+            engine.usage.readiness(engine.state(self.in_force) is EngineState.READY)
         if self.routable:
             self._gate.release(Hold.NO_ENGINE)
         else:

@@ -77,6 +77,7 @@ class Prober:
         if can_generate and not await engine.client.is_ready(timeout_s=PROBE_TIMEOUT_S):
             await engine.client.post("continue_generation", {}, timeout_s=PROBE_TIMEOUT_S)
         engine.tensor_parallel_size = server.tp_size
+        engine.max_running_calls = server.max_running_calls
         engine.is_overlapping = not server.disable_overlap_schedule
         engine.version = info.version
         engine.problem = None
