@@ -10,7 +10,7 @@ All keys of a run share the hash tag `{run_id}`, so that one Lua script may touc
 | ready         | zset    | group id → start number, oldest first                    | ledger scripts | admission                  |
 | unsaved       | zset    | group id → version trained, until a checkpoint holds it  | ledger scripts | groups between checkpoints |
 | groups        | hash    | group id → GroupRecord, JSON                             | ledger scripts | running + ready + unsaved  |
-| finished      | hash    | group id → episodes finished; `id:index` → stream entry  | ledger scripts | running + ready + unsaved  |
+| finished      | hash    | group id → episodes; `id:index` → entry; `id:tokens`     | ledger scripts | running + ready + unsaved  |
 | requeued      | list    | GroupRecord of tasks to run again, next first            | ledger scripts | admission                  |
 | cursors       | hash    | environment → index of its next task                     | ledger scripts | environments               |
 | trajectories  | stream  | trajectory records, consumer group `trainer`             | ledger scripts | removed when acknowledged  |

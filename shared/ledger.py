@@ -128,6 +128,9 @@ class Books:
     unsaved: int
     discarded: Mapping[str, int]
     """By DiscardReason, or `filtered:` and the filter's name."""
+    discarded_tokens: Mapping[str, int]
+    """Tokens that the policy sampled and nobody trains, by reason: a group's; `surplus`, its group was complete without them;
+    `gone` and `lost`, their group had ended or another process plays it. What a cancelled call was sampling is not known."""
     requeued: int
     episodes_finished: int
     """Episodes whose record ever entered the stream."""
@@ -207,7 +210,10 @@ def _script_keys(keys: Keys) -> list[str]:
 def _parse_books(reply: Sequence[Any]) -> Books:
     pairs, running, ready, unsaved, requeued, stream_entries, holds = reply
     fields = {pairs[i].decode(): pairs[i + 1].decode() for i in range(0, len(pairs), 2)}
-    discarded = {name.partition(":")[2]: int(count) for name, count in fields.items() if name.startswith("discarded:")}
+
+    def by_reason(prefix: str) -> dict[str, int]:
+        return {name.removeprefix(prefix): int(count) for name, count in fields.items() if name.startswith(prefix)}
+
     return Books(
         version=int(fields.get("version", 0)),
         async_generation_ratio=float(fields.get("ratio", 0)),
@@ -217,7 +223,8 @@ def _parse_books(reply: Sequence[Any]) -> Books:
         ready=ready,
         trained=int(fields.get("trained", 0)),
         unsaved=unsaved,
-        discarded=discarded,
+        discarded=by_reason("discarded:"),
+        discarded_tokens={reason: count for reason, count in by_reason("discarded_tokens:").items() if count},
         requeued=requeued,
         episodes_finished=int(fields.get("episodes_finished", 0)),
         episodes_discarded=int(fields.get("episodes_discarded", 0)),
@@ -305,7 +312,8 @@ class AdmissionLedger:
         """
         record = trajectories.encode(trajectory)
         needed = "" if num_needed is None else num_needed
-        reply = await self._run("finish", trajectory.group_id, trajectory.sample_index, record, needed, verdict)
+        num_tokens = trajectory.num_sampled_tokens
+        reply = await self._run("finish", trajectory.group_id, trajectory.sample_index, record, needed, verdict, num_tokens)
         return Receipt(reply.decode())
 
     async def settle(self, group_id: str, *, num_needed: int, verdict: str) -> None:
@@ -330,6 +338,13 @@ class AdmissionLedger:
     async def discard(self, group_ids: Iterable[str], reason: DiscardReason, *, requeue: bool) -> int:
         """Gives up groups that still run; returns how many did. A ready group is the trainer's to decide on."""
         return cast(int, await self._run("discard", reason, int(requeue), 1, *group_ids))
+
+    async def waste(self, tokens_by_reason: Mapping[str, int]) -> None:
+        """Counts tokens of episodes that were cancelled. A statistic: a call whose answer is lost may count twice."""
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for reason, count in tokens_by_reason.items():
+                pipeline.hincrby(self._keys.ledger, f"discarded_tokens:{reason}", count)
+            await pipeline.execute()
 
     async def processes(self) -> dict[str, int]:
         """The agent processes that live, by owner, and the episodes that each of them has to finish."""

@@ -46,13 +46,15 @@ class EnvironmentAgent:
         is_greedy: bool = False,
         queued_s: float = 0.0,
         before_sampling: Callable[[], Awaitable[None]] | None = None,
+        when_cancelled: Callable[[int], None] | None = None,
     ) -> Trajectory:
         """One episode from start to end; raises nothing but its own cancellation.
 
         The declared reward is asked for as soon as the environment has completed the episode and is closed.
-
-        Args: before_sampling: awaited once, before the policy's first turn.
         A CancelledError that nobody asked this task for, and a SystemExit, are the environment's own.
+
+        Args: before_sampling: awaited once, before the policy's first turn. when_cancelled: told how many tokens the policy had
+        sampled in the turns that it had finished, before this coroutine's cancellation goes on.
         """
         log = EpisodeLog(identity, temperature=spec.sampling.temperature)
         log.queued_s = queued_s
@@ -72,6 +74,8 @@ class EnvironmentAgent:
             return log.trajectory(Outcome.ENVIRONMENT_ERROR, str(error))
         except (Exception, asyncio.CancelledError, SystemExit):
             if (task_of_agent := asyncio.current_task()) and task_of_agent.cancelling():
+                if when_cancelled is not None:
+                    when_cancelled(log.num_sampled_tokens)
                 raise
             return log.trajectory(Outcome.ENVIRONMENT_ERROR, traceback.format_exc()[-_DETAIL_CHARACTERS:])
         return log.trajectory(Outcome.COMPLETED, "")

@@ -46,6 +46,10 @@ class EpisodeLog:
         return len(self.token_ids)
 
     @property
+    def num_sampled_tokens(self) -> int:
+        return sum(self._loss_mask)
+
+    @property
     def reward(self) -> float:
         return sum(turn.reward for turn in self._turns)
 

@@ -92,6 +92,7 @@ STATUS: Final = {
         "trained": 192,
         "unsaved": 32,
         "discarded": {"stale": 2},
+        "discarded_tokens": {"stale": 6_021, "surplus": 912},
         "requeued": 0,
         "episodes_finished": 1_698,
         "episodes_discarded": 11,
