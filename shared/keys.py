@@ -21,6 +21,7 @@ All keys of a run share the hash tag `{run_id}`, so that one Lua script may touc
 | environments  | hash    | environment name → EnvironmentSpec, JSON                 | env_agents     | registered environments    |
 | recent:{name} | list    | an environment's episodes as [outcome, reward], JSON     | env_agents     | newest 256                 |
 | last_problems | hash    | environment name → why its last bad episode ended, JSON  | env_agents     | registered environments    |
+| pipeline      | string  | PipelineReport of the last updates, JSON                 | trainer        | one report                 |
 | engines       | hash    | engine URL → registration, JSON                          | inference_hub  | registered engines         |
 | weights       | hash    | version and epoch of the weights in force                | inference_hub  | a few fields               |
 """
@@ -86,6 +87,10 @@ class Keys:
     @property
     def dead_letters(self) -> str:
         return self._key("dead_letters")
+
+    @property
+    def pipeline(self) -> str:
+        return self._key("pipeline")
 
     @property
     def processes(self) -> str:

@@ -33,9 +33,11 @@ import msgspec
 import redis
 import redis.asyncio
 
+from shared import pipeline as pipelines
 from shared import trajectory as trajectories
 from shared.errors import LedgerError, RecordError
 from shared.keys import CONSUMER_GROUP, MAX_DEAD_LETTERS, Keys
+from shared.pipeline import PipelineReport
 from shared.trajectory import Trajectory
 
 
@@ -351,6 +353,11 @@ class AdmissionLedger:
         reply = await self._run("processes")
         return dict(sorted((reply[i].decode(), reply[i + 1]) for i in range(0, len(reply), 2)))
 
+    async def pipeline(self) -> PipelineReport | None:
+        """The trainer's newest report; None before its first."""
+        record = cast(bytes | None, await self._client.get(self._keys.pipeline))
+        return None if record is None else pipelines.decode(record)
+
     async def books(self) -> Books:
         return _parse_books(await self._run("books"))
 
@@ -423,6 +430,10 @@ class TrainingLedger:
     def discard(self, group_ids: Iterable[str], reason: DiscardReason, *, requeue: bool) -> int:
         """Gives up groups that run or are ready; returns how many were."""
         return cast(int, self._run("discard", reason, int(requeue), 0, *group_ids))
+
+    def report_pipeline(self, report: PipelineReport) -> None:
+        """Puts the newest report where every process of the run finds it."""
+        self._client.set(self._keys.pipeline, pipelines.encode(report))
 
     def books(self) -> Books:
         return _parse_books(self._run("books"))

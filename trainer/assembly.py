@@ -14,7 +14,7 @@ import numpy as np
 from shared import versions
 from shared.ledger import GroupRecord, LiveGroups, ReadyGroup
 from shared.stream import Delivery
-from shared.trajectory import Trajectory
+from shared.trajectory import Timings, Trajectory
 
 MIN_TRAINABLE = 2
 """A group-relative baseline needs a sibling."""
@@ -35,12 +35,18 @@ class Episode:
     sampled_by_version: tuple[tuple[int, int], ...]
     """(policy version, tokens it sampled), oldest first."""
     reward: float
+    timings: Timings
     is_trainable: bool
     """Its reward means something, and it has a token that the policy sampled."""
 
     @property
     def oldest_version(self) -> int | None:
         return self.sampled_by_version[0][0] if self.sampled_by_version else None
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(count for _, count in self.sampled_by_version)
 
     def num_sampled_since(self, version: int) -> int:
         """Tokens sampled by `version` or a later one."""
@@ -58,6 +64,7 @@ class Episode:
             num_tokens=trajectory.num_tokens,
             sampled_by_version=_sampled_by_version(trajectory),
             reward=trajectory.reward,
+            timings=trajectory.timings,
             is_trainable=trajectory.outcome.is_trainable and trajectory.num_sampled_tokens > 0,
         )
 

@@ -105,6 +105,22 @@ STATUS: Final = {
         "stream_entries": 385,
     },
     "is_balanced": True,
+    "pipeline": {
+        "version": 12,
+        "time": 1_770_113_700.0,
+        "updates": 12,
+        "update_s": 41.0,
+        "wait_share": 0.38,
+        "trainer_idle_share": 0.45,
+        "engine_idle_share": 0.03,
+        "engine_utilisation": 0.91,
+        "episode_shares": {"queued": 0.02, "generating": 0.83, "environment": 0.14, "reward": 0.01},
+        "discarded_token_shares": {"stale": 0.01},
+        "advice": (
+            "training waits 38% of the time for data, and the engines are busy 97% of it: give rollouts 2 more of the 16 GPUs (10 "
+            "for engines and 6 for training, instead of 8 and 8); an update's work then takes 33.9 s instead of 39.8 s",
+        ),
+    },
     "processes": {"agents-1:7": 72, "agents-2:7": 66},
     "process": "agents-1:7",
     "episodes_in_flight": 72,
