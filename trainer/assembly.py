@@ -65,7 +65,7 @@ class Episode:
             sampled_by_version=_sampled_by_version(trajectory),
             reward=trajectory.reward,
             timings=trajectory.timings,
-            is_trainable=trajectory.outcome.is_trainable and trajectory.num_sampled_tokens > 0,
+            is_trainable=trajectory.is_trainable,
         )
 
 

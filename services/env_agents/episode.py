@@ -67,6 +67,8 @@ class EnvironmentAgent:
             if reward is not None:
                 await _add_reward(reward, finished, log)
         except (_Truncated, PrefixError) as ending:
+            if spec.limits.truncation_reward:
+                log.add_reward(spec.limits.truncation_reward, {"truncation": spec.limits.truncation_reward})
             return log.trajectory(Outcome.TRUNCATED, str(ending))
         except (DeadlineError, GenerationDeadlineError) as error:
             return log.trajectory(Outcome.TIMEOUT, str(error))
@@ -118,8 +120,13 @@ class EnvironmentAgent:
             if generation.is_cut:
                 raise _Truncated(f"a turn was cut at {len(generation.token_ids)} tokens")
             action = self._renderer.parse(prompt_ids, generation.token_ids, tools)
-            async with timed_in_environment(log, *_bound(environment, action, limits)):
-                step = checked_step(await environment.step(action))
+            try:
+                async with timed_in_environment(log, *_bound(environment, action, limits)):
+                    step = checked_step(await environment.step(action))
+            except DeadlineError:
+                if limits.timeout_reward is not None:
+                    log.state_reward(limits.timeout_reward, "timeout")
+                raise
             log.environment_s -= step.reward_s
             log.reward_s += step.reward_s
             log.answer_turn(reward=step.reward, reward_parts=step.reward_parts, tool_calls=step.tool_calls)
