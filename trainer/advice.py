@@ -29,8 +29,8 @@ IDLE_SHARE = 0.2
 """Of the engines' time; with less, moving GPUs away from them gains little."""
 LATENCY_SHARE = 0.15
 """Of an update's time that the model's work does not explain; above it latency is the bottleneck."""
-LOW_UTILISATION = 0.5
-"""Engines that run fewer of the calls they could are not short of GPUs: a step of few calls takes as long as one of many."""
+LOW_UTILISATION = 0.25
+"""Of GPU engines' limits. Below it they are not short of GPUs: a decoding step of few calls takes as long as one of many."""
 MIN_GAIN = 0.05
 """Of an update's time; a smaller promise is not worth a restart."""
 QUEUED_SHARE = 0.25
@@ -216,7 +216,8 @@ def _is_short_of_engines(stretch: Stretch, throughput: Throughput) -> bool:
     """Whether the engines' work explains the wait: if they run few calls, or none, more of them would too."""
     utilisation = stretch.engines.utilisation
     is_explained = throughput.explained_s >= (1 - LATENCY_SHARE) * throughput.update_s
-    return is_explained and (utilisation is None or utilisation >= LOW_UTILISATION)
+    has_room = throughput.setup.has_gpus and utilisation is not None and utilisation < LOW_UTILISATION
+    return is_explained and not has_room
 
 
 def _more_generation(waits: str, stretch: Stretch, throughput: Throughput) -> Advice | None:
@@ -269,7 +270,7 @@ def _more_in_flight(waits: str, stretch: Stretch, setup: Setup) -> Advice:
     shares = stretch.episode_shares
     waits += f" while engines are idle {stretch.engines.idle_share:.0%} of it"
     if stretch.engines.utilisation is not None:
-        waits += f" and run {stretch.engines.utilisation:.0%} of the calls they could"
+        waits += f" and use {stretch.engines.utilisation:.0%} of what they can hold"
     if shares.get("queued", 0.0) >= QUEUED_SHARE:
         limit = setup.max_concurrent_episodes
         now = f" from {limit} to {math.ceil(limit * factor)}" if limit else f" to {factor:.1f} times as many"

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shared.trajectory import Timings
 from shared.versions import lag
@@ -19,26 +19,33 @@ class EngineReading:
     id: str
     tensor_parallel_size: int
     max_running_calls: int | None
+    max_tokens: int | None
     ready_s: float
     idle_s: float
-    running_s: float
+    used_s: float
+    """Weighted by the share of its limits that its calls used."""
+
+    @property
+    def has_limits(self) -> bool:
+        return self.max_running_calls is not None or self.max_tokens is not None
 
 
 @dataclass(frozen=True)
 class EngineSeconds:
-    """Engine-seconds of a stretch, summed over engines. running_s / capacity_s are of engines that say what they can run."""
+    """Engine-seconds of a stretch, summed over engines."""
 
     ready_s: float = 0.0
     idle_s: float = 0.0
-    running_s: float = 0.0
-    capacity_s: float = 0.0
+    used_s: float = 0.0
+    limited_s: float = 0.0
+    """Ready time of the engines that say what they can hold; `used_s` is of it."""
 
     def __add__(self, other: "EngineSeconds") -> "EngineSeconds":
         return EngineSeconds(
             self.ready_s + other.ready_s,
             self.idle_s + other.idle_s,
-            self.running_s + other.running_s,
-            self.capacity_s + other.capacity_s,
+            self.used_s + other.used_s,
+            self.limited_s + other.limited_s,
         )
 
     @property
@@ -51,7 +58,7 @@ class EngineSeconds:
 
     @property
     def utilisation(self) -> float | None:
-        return self.running_s / self.capacity_s if self.capacity_s > 0 else None
+        return self.used_s / self.limited_s if self.limited_s > 0 else None
 
 
 def engine_seconds(before: Iterable[EngineReading], after: Iterable[EngineReading]) -> EngineSeconds:
@@ -61,14 +68,13 @@ def engine_seconds(before: Iterable[EngineReading], after: Iterable[EngineReadin
     for now in after:
         then = earlier.get(now.id)
         if then is None or now.ready_s < then.ready_s:
-            then = EngineReading(now.id, now.tensor_parallel_size, now.max_running_calls, 0.0, 0.0, 0.0)
-        ready_s, running_s = now.ready_s - then.ready_s, now.running_s - then.running_s
-        is_known = now.max_running_calls is not None
+            then = replace(now, ready_s=0.0, idle_s=0.0, used_s=0.0)
+        ready_s = now.ready_s - then.ready_s
         total += EngineSeconds(
             ready_s=ready_s,
             idle_s=now.idle_s - then.idle_s,
-            running_s=running_s if is_known else 0.0,
-            capacity_s=ready_s * (now.max_running_calls or 0),
+            used_s=now.used_s - then.used_s,
+            limited_s=ready_s if now.has_limits else 0.0,
         )
     return total
 

@@ -38,7 +38,7 @@ class UpdateMetrics(msgspec.Struct, frozen=True, kw_only=True):
     engine_idle_share: float | None
     """Of the time in which engines were ready for calls, they had none; None if the hub did not tell."""
     engine_utilisation: float | None
-    """Calls that engines ran, of those they can; None if they do not say."""
+    """Of what engines can hold at the same time, in calls or in tokens; None if they do not say."""
     episode_s_mean: float
     episode_shares: Mapping[str, float]
     """Of the trained episodes' lives: queued, generating, environment, reward. Empty if they took no time."""

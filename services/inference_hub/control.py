@@ -58,7 +58,8 @@ def describe_usage(engine: Engine) -> EngineUsage:
     return EngineUsage(
         id=engine.id,
         tensor_parallel_size=engine.tensor_parallel_size,
-        max_running_calls=engine.max_running_calls,
+        max_running_calls=engine.limits.calls,
+        max_tokens=engine.limits.tokens,
         **asdict(engine.usage.read()),
     )
 

@@ -55,6 +55,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
     dp_size: int = 1
     disable_overlap_schedule: bool = False
     internal_states: tuple[SchedulerState, ...] = ()
+    max_total_num_tokens: int | None = None
+    """Of its KV cache."""
 
     @property
     def max_running_calls(self) -> int | None:

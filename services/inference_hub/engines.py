@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 
 from services.inference_hub.engine_client import EngineClient, EngineTimeoutError
 from services.inference_hub.gate import Gate, Hold
-from services.inference_hub.usage import Usage
+from services.inference_hub.usage import Limits, Usage
 from shared.keys import Keys
 
 INITIAL_EPOCH: Final = "initial"
@@ -89,8 +89,8 @@ class Engine:
     """Why it is not ready, as a sentence."""
     outstanding_tokens: int = 0
     num_outstanding_calls: int = 0
-    max_running_calls: int | None = None
-    """Calls that it samples for at the same time, the rest wait in it; None if it has not said."""
+    limits: Limits = field(default_factory=Limits)
+    """What it can run at the same time; more waits in it."""
     usage: Usage = field(default_factory=Usage)
     num_failed_probes: int = 0
     has_answered: bool = False
@@ -111,15 +111,19 @@ class Engine:
     def begin_call(self, cost_tokens: int) -> None:
         self.num_outstanding_calls += 1
         self.outstanding_tokens += cost_tokens
-        self.usage.calls(self.num_outstanding_calls, max_running_calls=self.max_running_calls)
+        self._note_usage()
         self.idle.clear()
 
     def end_call(self, cost_tokens: int) -> None:
         self.num_outstanding_calls -= 1
         self.outstanding_tokens -= cost_tokens
-        self.usage.calls(self.num_outstanding_calls, max_running_calls=self.max_running_calls)
+        self._note_usage()
         if not self.num_outstanding_calls:
             self.idle.set()
+
+    def _note_usage(self) -> None:
+        num_calls, num_tokens = self.num_outstanding_calls, self.outstanding_tokens
+        self.usage.calls(num_calls, self.limits.share_used(num_calls, num_tokens))
 
     def state(self, in_force: WeightsInForce) -> EngineState:
         if self.is_gone:

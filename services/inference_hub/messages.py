@@ -51,9 +51,13 @@ class EngineUsage(Message):
     max_running_calls: int | None = Field(
         description="Calls it can run at the same time; null if it has not said so.", examples=[256]
     )
+    max_tokens: int | None = Field(description="Tokens its KV cache holds; null if it has not said so.", examples=[1_200_000])
     ready_s: float = Field(description="Seconds in which it was ready for calls.", examples=[3_600.0])
     idle_s: float = Field(description="Of these, without a call of this hub.", examples=[420.0])
-    running_s: float = Field(description="Of these, summed over the calls that it ran at the same time.", examples=[407_040.0])
+    used_s: float = Field(
+        description="Of these, each weighted by the share of its limits that its calls used; 0 if it has told none.",
+        examples=[1_590.0],
+    )
 
 
 class NewWeightGroup(Message):

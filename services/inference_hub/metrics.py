@@ -103,19 +103,22 @@ class _RegistryCollector(Collector):
         idle = CounterMetricFamily(
             "headrace_hub_engine_idle_seconds", "Of these, seconds in which it had no call of this hub.", labels=["engine"]
         )
-        running = CounterMetricFamily(
-            "headrace_hub_engine_running_seconds",
-            "Seconds of ready time summed over the calls that an engine ran at the same time.",
+        used = CounterMetricFamily(
+            "headrace_hub_engine_used_seconds",
+            "Seconds of ready time, each weighted by the share of the engine's limits that its calls used.",
             labels=["engine"],
         )
-        capacity = GaugeMetricFamily(
+        max_calls = GaugeMetricFamily(
             "headrace_hub_engine_max_running_calls", "Calls an engine can run at the same time.", labels=["engine"]
         )
+        max_tokens = GaugeMetricFamily("headrace_hub_engine_max_tokens", "Tokens an engine's KV cache holds.", labels=["engine"])
         for engine in self._registry.by_id.values():
             usage = engine.usage.read()
             ready.add_metric([engine.id], usage.ready_s)
             idle.add_metric([engine.id], usage.idle_s)
-            running.add_metric([engine.id], usage.running_s)
-            if engine.max_running_calls is not None:
-                capacity.add_metric([engine.id], engine.max_running_calls)
-        yield from (ready, idle, running, capacity)
+            used.add_metric([engine.id], usage.used_s)
+            if engine.limits.calls is not None:
+                max_calls.add_metric([engine.id], engine.limits.calls)
+            if engine.limits.tokens is not None:
+                max_tokens.add_metric([engine.id], engine.limits.tokens)
+        yield from (ready, idle, used, max_calls, max_tokens)

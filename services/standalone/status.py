@@ -84,7 +84,7 @@ def pipeline_lines(report: Mapping[str, Any] | None) -> list[Text]:
         f"training waits for data {printing.percent(report['wait_share'])} of the time",
         f"the trainer is idle {printing.percent(report['trainer_idle_share'])}",
         f"engines are idle {printing.percent(report['engine_idle_share'])}",
-        f"they run {printing.percent(report['engine_utilisation'])} of the calls they could",
+        f"they use {printing.percent(report['engine_utilisation'])} of what they can hold",
     ]
     lost = ", ".join(f"{printing.percent(share)} {reason}" for reason, share in report["discarded_token_shares"].items())
     life = ", ".join(f"{printing.percent(share)} {part}" for part, share in report["episode_shares"].items())

@@ -30,7 +30,15 @@ class AcceptingHub(ThreadingHTTPServer):
             return [{"url": "http://127.0.0.1:9", "state": "ready"}]
         if path == "/usage":
             return [
-                {"id": "e", "tensor_parallel_size": 1, "max_running_calls": 8, "ready_s": 9.0, "idle_s": 3.0, "running_s": 12.0}
+                {
+                    "id": "e",
+                    "tensor_parallel_size": 1,
+                    "max_running_calls": 8,
+                    "max_tokens": None,
+                    "ready_s": 9.0,
+                    "idle_s": 3.0,
+                    "used_s": 2.0,
+                }
             ]
         if path == "/weight_groups":
             return {"group_name": f"headrace-{body['epoch']}", "world_size": 1, "engines": []}

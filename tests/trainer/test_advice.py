@@ -104,7 +104,7 @@ def test_waiting_for_environments_beside_idle_engines_is_answered_by_littles_law
     one = only(advise(stretch(update_s=10, wait_s=5, train_s=5, idle=0.6, utilisation=0.1, timings=(0, 1, 4, 0)), SETUP))
     assert one.kind is Kind.HIGHER_RATIO
     assert one.text == (
-        "training waits 50% of the time for data while engines are idle 60% of it and run 10% of the calls they could, and "
+        "training waits 50% of the time for data while engines are idle 60% of it and use 10% of what they can hold, and "
         "episodes spend 80% of their life waiting for the environment: raise rollout.async_generation_ratio from 1 to 3, which "
         "lets 2.0 times as many run at once"
     )

@@ -8,25 +8,25 @@ from shared.trajectory import Timings
 from trainer.pipeline import EngineReading, EngineSeconds, Stretch, engine_seconds, rise, tokens_by_lag
 
 
-def reading(engine_id, ready_s, idle_s, running_s, max_running_calls=4):
-    return EngineReading(engine_id, 1, max_running_calls, ready_s, idle_s, running_s)
+def reading(engine_id, ready_s, idle_s, used_s, max_tokens=4000):
+    return EngineReading(engine_id, 1, None, max_tokens, ready_s, idle_s, used_s)
 
 
 def test_engine_seconds_are_what_lies_between_two_readings():
-    before = [reading("a", 100, 40, 90), reading("b", 10, 10, 0)]
-    after = [reading("a", 110, 42, 120), reading("b", 20, 15, 20)]
+    before = [reading("a", 100, 40, 30), reading("b", 10, 10, 0)]
+    after = [reading("a", 110, 42, 36), reading("b", 20, 15, 4)]
     seconds = engine_seconds(before, after)
-    assert seconds == EngineSeconds(ready_s=20, idle_s=7, running_s=50, capacity_s=80)
-    assert (seconds.busy_s, seconds.idle_share, seconds.utilisation) == (13, 0.35, 0.625)
+    assert seconds == EngineSeconds(ready_s=20, idle_s=7, used_s=10, limited_s=20)
+    assert (seconds.busy_s, seconds.idle_share, seconds.utilisation) == (13, 0.35, 0.5)
 
 
 def test_counters_of_a_hub_that_began_anew_count_from_zero_and_so_do_engines_that_joined():
-    seconds = engine_seconds([reading("a", 100, 40, 90)], [reading("a", 6, 3, 3), reading("new", 2, 1, 1)])
-    assert seconds == EngineSeconds(ready_s=8, idle_s=4, running_s=4, capacity_s=32)
+    seconds = engine_seconds([reading("a", 100, 40, 30)], [reading("a", 6, 3, 3), reading("new", 2, 1, 1)])
+    assert seconds == EngineSeconds(ready_s=8, idle_s=4, used_s=4, limited_s=8)
 
 
 def test_an_engine_that_does_not_say_what_it_can_run_has_no_utilisation():
-    seconds = engine_seconds([], [reading("a", 10, 5, 30, max_running_calls=None)])
+    seconds = engine_seconds([], [reading("a", 10, 5, 0, max_tokens=None)])
     assert (seconds.idle_share, seconds.utilisation) == (0.5, None)
     assert EngineSeconds().idle_share is None
 
@@ -36,7 +36,7 @@ STRETCH = Stretch(
     update_s=10,
     wait_s=4,
     train_s=5,
-    engines=EngineSeconds(20, 2, 60, 80),
+    engines=EngineSeconds(20, 2, 15, 20),
     num_episodes=2,
     timings=Timings(2, 4, 8, 2),
     trained_tokens=70,
@@ -63,7 +63,7 @@ def test_shares_of_nothing_are_no_division_by_zero():
 def test_stretches_add_up():
     twice = STRETCH + STRETCH
     assert (twice.num_updates, twice.update_s, twice.wait_s, twice.train_s, twice.num_episodes) == (2, 20, 8, 10, 4)
-    assert (twice.engines, twice.timings) == (EngineSeconds(40, 4, 120, 160), Timings(4, 8, 16, 4))
+    assert (twice.engines, twice.timings) == (EngineSeconds(40, 4, 30, 40), Timings(4, 8, 16, 4))
     assert (twice.trained_tokens, twice.discarded_tokens, twice.num_fallen_back) == (140, {"stale": 40}, 2)
     assert twice.wait_share == STRETCH.wait_share
 

@@ -42,8 +42,8 @@ class Run:
     def usage(self):
         if self.is_hub_away:
             raise EngineError("away")
-        running_s = 12 * (self.ready_s - self.idle_s)
-        return [EngineReading(name, 4, 16, self.ready_s, self.idle_s, running_s) for name in ("a", "b")]
+        used_s = 0.75 * (self.ready_s - self.idle_s)
+        return [EngineReading(name, 4, 16, None, self.ready_s, self.idle_s, used_s) for name in ("a", "b")]
 
     def update(self, *, seconds=10.0, wait_s=4.0, idle_s=0.0, stale_tokens=0, num_tokens=100):
         self.watch.begin()
@@ -73,7 +73,7 @@ def test_an_update_lasts_from_the_end_of_the_one_before_it(run):
     run.watch.begin()
     run.now += 3
     first = run.update(seconds=7)
-    assert (first.update_s, first.engines) == (10, EngineSeconds(14, 0, 14 * 12, 14 * 16))
+    assert (first.update_s, first.engines) == (10, EngineSeconds(14, 0, 10.5, 14))
     second = run.update(seconds=20, idle_s=5)
     assert (second.update_s, second.wait_share, second.trainer_idle_share) == (20, 0.2, 0.7)
     assert (second.engines.idle_share, second.episode_s) == (0.25, 4)

@@ -126,7 +126,8 @@ class FakeEngine:
         if self.hanging:
             await self._stopping.wait()
         states = [{"effective_max_running_requests_per_dp": 4}]
-        return web.json_response({"version": self.version, "tp_size": 1, "dp_size": 1, "internal_states": states})
+        described = {"version": self.version, "tp_size": 1, "dp_size": 1}
+        return web.json_response({**described, "internal_states": states, "max_total_num_tokens": 1000})
 
     async def _ready(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.is_paused else 200)

@@ -89,12 +89,12 @@ async def test_usage_says_how_an_engines_ready_time_went(serve_hub, start_engine
         _, [after] = await served.get("/usage")
         async with served.http.get(served.url + "/metrics") as response:
             text = await response.text()
-    assert after["max_running_calls"] == 4
-    assert before["running_s"] == 0
+    assert (after["max_running_calls"], after["max_tokens"]) == (4, 1000)
+    assert before["used_s"] == 0
     assert before["idle_s"] == before["ready_s"]
     assert before["idle_s"] < after["idle_s"] < after["ready_s"]
-    assert after["running_s"] == pytest.approx(after["ready_s"] - after["idle_s"])
-    for name in ("ready_seconds_total", "idle_seconds_total", "running_seconds_total", "max_running_calls"):
+    assert after["used_s"] == pytest.approx((after["ready_s"] - after["idle_s"]) / 4)
+    for name in ("ready_seconds_total", "idle_seconds_total", "used_seconds_total", "max_running_calls", "max_tokens"):
         assert f'headrace_hub_engine_{name}{{engine="{after["id"]}"}}' in text
 
 

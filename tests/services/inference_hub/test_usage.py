@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference_hub.usage import Usage, UsageSeconds
+from services.inference_hub.usage import Limits, Usage, UsageSeconds
 
 
 class Clock:
@@ -25,25 +25,31 @@ def test_seconds_go_to_the_state_that_was(clock):
     clock.now += 5  # Not ready yet.
     usage.readiness(True)
     clock.now += 2  # Idle.
-    usage.calls(1, max_running_calls=2)
+    usage.calls(1, 0.5)
     clock.now += 3
-    usage.calls(4, max_running_calls=2)  # Two of them wait in the engine.
+    usage.calls(4, 1.0)
     clock.now += 1
-    assert usage.read() == UsageSeconds(ready_s=6, idle_s=2, running_s=5)
+    assert usage.read() == UsageSeconds(ready_s=6, idle_s=2, used_s=2.5)
     usage.readiness(False)  # Paused with its calls.
     clock.now += 10
     usage.readiness(True)
-    usage.calls(0, max_running_calls=2)
+    usage.calls(0, 0.0)
     clock.now += 4
-    assert usage.read() == UsageSeconds(ready_s=10, idle_s=6, running_s=5)
+    assert usage.read() == UsageSeconds(ready_s=10, idle_s=6, used_s=2.5)
 
 
-def test_an_engine_that_does_not_say_what_it_can_run_runs_every_call(clock):
-    usage = Usage(clock)
-    usage.readiness(True)
-    usage.calls(7, max_running_calls=None)
-    clock.now += 2
-    assert usage.read().running_s == 14
+@pytest.mark.parametrize(
+    ("limits", "share"),
+    [
+        (Limits(), None),
+        (Limits(calls=8), 0.5),
+        (Limits(tokens=1000), 0.6),
+        (Limits(calls=4096, tokens=1000), 0.6),  # SGLang's bound on calls is seldom the one that counts.
+        (Limits(calls=2, tokens=1000), 1.0),  # Two of the calls wait in it.
+    ],
+)
+def test_the_nearer_limit_says_what_is_used(limits, share):
+    assert limits.share_used(4, 600) == share
 
 
 @st.composite
@@ -62,14 +68,14 @@ def test_seconds_only_rise_and_reading_changes_nothing(steps):
         for usage, clock in zip((watched, left_alone), clocks, strict=True):
             clock.now += seconds
             if isinstance(change, int):
-                usage.calls(change, max_running_calls=4)
+                usage.calls(change, Limits(calls=4).share_used(change, 0))
             elif change != "read":
                 usage.readiness(change == "ready")
         now = watched.read()
         assert before.ready_s <= now.ready_s
         assert before.idle_s <= now.idle_s
-        assert before.running_s <= now.running_s
+        assert before.used_s <= now.used_s
         assert 0 <= now.idle_s <= now.ready_s
-        assert now.running_s <= 4 * (now.ready_s - now.idle_s)
+        assert now.used_s <= now.ready_s - now.idle_s
         before = now
     assert left_alone.read() == before

@@ -85,7 +85,7 @@ def test_tables_off_a_terminal_are_lines_that_are_never_wrapped():
     assert f"http://10.0.0.7:30000  syncing  6        3      {long.strip()}" in lines
     assert lines[1:4] == [
         "last 6 updates, 41.0 s each: training waits for data 38% of the time, the trainer is idle 45%, engines are idle 3%, "
-        "they run – of the calls they could",
+        "they use – of what they can hold",
         "an episode's life: 0% queued, 80% generating, 20% environment, 0% reward · sampled tokens discarded: 12% stale",
         "advice: training waits 38% of the time for data: give rollouts 2 more of the 16 GPUs",
     ]
