@@ -8,10 +8,11 @@ checkpoints, evaluations: U - W - C) does not:
     G(R') = S / R'                               seconds of generation an update
     U(R', M') = max(T, G) + (1 - min(1, α)) · min(T, G)
 
-With α >= 1 the two overlap, with α = 0 they take turns. So U(R, M) is what the measured work would take if nobody waited for
-anything but it, and a measured U well above it is latency: environments, stragglers, too few episodes at once. Then GPUs change
-nothing, and Little's law says what does: episodes in flight = rate · life. To never wait, the rate has to rise by the factor
-U / (U - W), and so have the episodes in flight, of which admission allows (1 + α) · B groups.
+With α >= 1 the two overlap, with α = 0 they take turns. So U(R, M) is what the measured work takes if nobody waits for anything
+else. Where training waits, GPUs can take away U(R, M) - T(M), and the rest, U - U(R, M), is latency: environments, stragglers, too
+few episodes at once. Advice goes to the larger of the two. GPUs do not change latency, but Little's law says what does, episodes in
+flight = rate · life: for updates of U(R, M) the rate has to rise by the factor U / U(R, M), and so have the episodes in flight, of
+which admission allows (1 + α) · B groups. On engines with room in their batches generation is no bound to that, only T(M) is.
 """
 
 import math
@@ -27,8 +28,6 @@ NOTABLE_SHARE = 0.1
 """Of an update's time; below it waiting is noise."""
 IDLE_SHARE = 0.2
 """Of the engines' time; with less, moving GPUs away from them gains little."""
-LATENCY_SHARE = 0.15
-"""Of an update's time that the model's work does not explain; above it latency is the bottleneck."""
 LOW_UTILISATION = 0.25
 """Of GPU engines' limits. Below it they are not short of GPUs: a decoding step of few calls takes as long as one of many."""
 MIN_GAIN = 0.05
@@ -200,9 +199,12 @@ def _when_training_waits(stretch: Stretch, setup: Setup, throughput: Throughput)
             f"{waits}, because at rollout.async_generation_ratio: {setup.async_generation_ratio:g} generation and training take "
             f"turns: 1 lets them overlap, for updates up to {gained:.0%} shorter at a lag of one update",
         )
-    if _is_short_of_engines(stretch, throughput):
+    training_s, explained_s = throughput.training_s(setup.trainer_gpus), throughput.explained_s
+    if _have_room(stretch, setup):
+        return _more_in_flight(waits, stretch, setup, factor=throughput.update_s / max(training_s, 1e-9))
+    if explained_s - training_s >= throughput.update_s - explained_s:
         return _more_generation(waits, stretch, throughput)
-    return _more_in_flight(waits, stretch, setup)
+    return _more_in_flight(waits, stretch, setup, factor=throughput.update_s / max(explained_s, 1e-9))
 
 
 def _gained_by_overlap(throughput: Throughput) -> float:
@@ -212,12 +214,10 @@ def _gained_by_overlap(throughput: Throughput) -> float:
     return in_turns * min(work_s, throughput.wait_s) / throughput.update_s
 
 
-def _is_short_of_engines(stretch: Stretch, throughput: Throughput) -> bool:
-    """Whether the engines' work explains the wait: if they run few calls, or none, more of them would too."""
+def _have_room(stretch: Stretch, setup: Setup) -> bool:
+    """Whether engines would run more calls in the same time."""
     utilisation = stretch.engines.utilisation
-    is_explained = throughput.explained_s >= (1 - LATENCY_SHARE) * throughput.update_s
-    has_room = throughput.setup.has_gpus and utilisation is not None and utilisation < LOW_UTILISATION
-    return is_explained and not has_room
+    return setup.has_gpus and utilisation is not None and utilisation < LOW_UTILISATION
 
 
 def _more_generation(waits: str, stretch: Stretch, throughput: Throughput) -> Advice | None:
@@ -264,9 +264,8 @@ def _moved(throughput: Throughput, *, sign: int) -> str:
     )
 
 
-def _more_in_flight(waits: str, stretch: Stretch, setup: Setup) -> Advice:
-    """Engines have room and training waits: more episodes at once, by Little's law."""
-    factor = stretch.update_s / max(stretch.update_s - stretch.wait_s, 1e-9)
+def _more_in_flight(waits: str, stretch: Stretch, setup: Setup, *, factor: float) -> Advice:
+    """Latency holds training up: `factor` times as many episodes at once, by Little's law."""
     shares = stretch.episode_shares
     waits += f" while engines are idle {stretch.engines.idle_share:.0%} of it"
     if stretch.engines.utilisation is not None:

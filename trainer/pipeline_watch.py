@@ -9,6 +9,7 @@ from shared.errors import EngineError, WeightUpdateError
 from shared.ledger import Books
 from shared.pipeline import PipelineReport
 from shared.trajectory import Timings
+from shared.versions import max_lag
 from trainer.advice import Setup, advise
 from trainer.pipeline import EngineReading, EngineSeconds, Stretch, engine_seconds, rise
 
@@ -21,7 +22,8 @@ SAID_EVERY = 10
 class PipelineWatch:
     """BEGUN by the first wait for data, then `measure` and `report` once an update.
 
-    The first update of a process is measured and not reported: the pipeline fills meanwhile.
+    The first 1 + ⌈α⌉ updates of a process are measured and not reported: their episodes began before it trained, and the pipeline
+    fills meanwhile.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class PipelineWatch:
         self._since: float | None = None
         self._engines: list[EngineReading] = []
         self._discarded_tokens: Mapping[str, int] | None = None
-        self._is_first = True
+        self._num_measured = 0
         self._window: deque[Stretch] = deque(maxlen=WINDOW)
         self._whole = Stretch()
         self._books: Books | None = None
@@ -94,8 +96,8 @@ class PipelineWatch:
 
     def report(self, stretch: Stretch, books: Books) -> None:
         """Publishes what the newest updates measured together, `stretch` the newest; every few updates in words too."""
-        if self._is_first:
-            self._is_first = False
+        self._num_measured += 1
+        if self._num_measured <= 1 + max_lag(books.async_generation_ratio):
             return
         self._books = books
         self._window.append(stretch)

@@ -127,6 +127,17 @@ def test_engines_that_run_few_calls_are_not_short_of_gpus():
     assert one.kind is Kind.HIGHER_RATIO
 
 
+def test_the_larger_of_work_and_latency_is_what_advice_is_about():
+    """On a CPU at α = 1: U = 4.4 s, T = 2.2 s, G = 3.7 s as the demo had it; engines could take away 1.5 s, more episodes 0.7 s."""
+    setup = dataclasses.replace(SETUP, has_gpus=False, num_engines=1, trainer_gpus=1)
+    measured = {"update_s": 4.4, "wait_s": 2.2, "train_s": 2.0, "utilisation": 0.11, "num_engines": 1}
+    one = only(advise(stretch(**measured, idle=0.7 / 4.4), setup))
+    assert one.text.endswith("generation would have to be 1.7 times as fast to keep training busy")
+    one = only(advise(stretch(**measured, idle=1.4 / 4.4), setup))
+    assert one.kind is Kind.HIGHER_RATIO
+    assert "from 1 to 2, which lets 1.5 times as many run at once" in one.text, "U / G = 4.4 / 3.0, not U / T = 2"
+
+
 def test_a_run_that_falls_back_is_told_so_and_nothing_about_its_waiting():
     one = only(advise(stretch(update_s=10, wait_s=5, train_s=5, num_fallen_back=5), SETUP))
     assert one.kind is Kind.FALLEN_BACK

@@ -85,11 +85,13 @@ def test_what_was_discarded_before_this_process_began_is_not_counted_again(run):
     assert run.update(stale_tokens=30).discarded_tokens["stale"] == 30
 
 
-def test_the_update_that_fills_the_pipeline_is_not_reported(run):
-    run.update(seconds=1000, wait_s=999)
+def test_updates_that_fill_the_pipeline_are_not_reported(run):
+    """α = 1: groups of two batches begin before the first update."""
+    for _ in range(2):
+        run.update(seconds=1000, wait_s=999)
     assert run.reports == []
     run.update()
-    assert (run.reports[0].updates, run.reports[0].wait_share, run.reports[0].version) == (1, 0.4, 2)
+    assert (run.reports[0].updates, run.reports[0].wait_share, run.reports[0].version) == (1, 0.4, 3)
 
 
 def test_a_report_is_of_the_newest_updates(run):
@@ -112,7 +114,7 @@ def test_advice_is_said_now_and_then_and_at_the_end(run):
     assert run.notes == [f"advice: {sentence}"] * 2
     run.watch.summarise()
     assert run.notes[2:] == [
-        "19 updates of 10.0 s: training waited 40% of the time for data, engines were idle 0%, 0.0% of the sampled tokens were "
+        "18 updates of 10.0 s: training waited 40% of the time for data, engines were idle 0%, 0.0% of the sampled tokens were "
         "discarded",
         f"advice: {sentence}",
     ]
@@ -126,6 +128,7 @@ def test_a_run_that_ends_before_anything_is_measured_says_nothing(run):
 
 
 def test_a_hub_that_is_away_costs_the_engines_share_until_it_is_back(run):
+    run.update()
     run.update()
     run.is_hub_away = True
     assert run.update(idle_s=10).engines == EngineSeconds()
@@ -143,8 +146,8 @@ async def test_every_process_of_the_run_finds_the_report(run, redis_client, redi
     async with redis.asyncio.Redis.from_url(redis_url) as client:
         ledger = AdmissionLedger(client, keys)
         assert await ledger.pipeline() is None
-        run.update()
-        run.update()
+        for _ in range(3):
+            run.update()
         TrainingLedger(redis_client, keys).report_pipeline(run.reports[0])
         assert await ledger.pipeline() == run.reports[0]
         redis_client.set(keys.pipeline, b'{"version": "another release"}')
