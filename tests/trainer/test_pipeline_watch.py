@@ -1,6 +1,7 @@
 """Measures from update to update, on a clock that the test turns."""
 
 import dataclasses
+import threading
 
 import pytest
 import redis.asyncio
@@ -11,6 +12,8 @@ from shared.keys import Keys
 from shared.ledger import AdmissionLedger, TrainingLedger
 from shared.trajectory import Timings
 from tests.trainer.learning import section
+from tests.trainer.run_support import AcceptingHub
+from trainer.hub_client import HubClient
 from trainer.pipeline import EngineReading, EngineSeconds
 from trainer.pipeline_watch import SAID_EVERY, WINDOW, PipelineWatch
 
@@ -62,6 +65,16 @@ class Run:
         )
         self.watch.report(stretch, self.books)
         return stretch
+
+
+@pytest.fixture
+def hub_address():
+    with AcceptingHub() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server.address
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture
@@ -153,3 +166,9 @@ async def test_every_process_of_the_run_finds_the_report(run, redis_client, redi
         redis_client.set(keys.pipeline, b'{"version": "another release"}')
         assert await ledger.pipeline() is None
         assert await AdmissionLedger(client, Keys("another")).pipeline() is None
+
+
+def test_the_hub_tells_its_counters(hub_address):
+    client = HubClient(hub_address, timeout_s=10)
+    assert client.usage() == [EngineReading("e", 1, 8, None, 9.0, 3.0, 2.0)]
+    client.close()
