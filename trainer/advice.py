@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trainer.pipeline import NO_REWARD, Stretch
+from trainer.pipeline import MASKED, NO_REWARD, Stretch
 
 MIN_UPDATES = 5
 """Fewer say nothing: one slow batch would speak for all."""
@@ -307,7 +307,7 @@ def _losses(stretch: Stretch, setup: Setup) -> Sequence[Advice]:
             )
         )
     shares = stretch.discarded_token_shares
-    stale = shares.get("stale", 0.0)
+    stale = shares.get("stale", 0.0) + shares.get(MASKED, 0.0)
     if stale >= WASTED_SHARE:
         # Not a lower α: with less time to finish in, more is stale (bench-async, α = 1, 2 and 4), until at 0 nothing runs ahead.
         remedy = {
@@ -318,7 +318,7 @@ def _losses(stretch: Stretch, setup: Setup) -> Sequence[Advice]:
             "set rollout.on_stale: mask, which trains on what is young enough in them, or wait, which loses none of them but waits "
             "for the slowest",
         )
-        found.append(Advice(Kind.STALE, f"{stale:.0%} of the sampled tokens are discarded as stale: {remedy}"))
+        found.append(Advice(Kind.STALE, f"{stale:.0%} of the sampled tokens are discarded or masked as stale: {remedy}"))
     unrewarded = shares.get("failed", 0.0) + shares.get(NO_REWARD, 0.0)
     if unrewarded >= WASTED_SHARE:
         found.append(

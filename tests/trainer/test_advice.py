@@ -155,9 +155,9 @@ def test_a_run_that_falls_back_is_told_so_and_nothing_about_its_waiting():
 )
 def test_stale_tokens(on_stale, words):
     setup = dataclasses.replace(SETUP, on_stale=on_stale)
-    one = only(advise(stretch(trained_tokens=88, discarded_tokens={"stale": 12}), setup))
+    one = only(advise(stretch(trained_tokens=88, discarded_tokens={"stale": 8, "masked": 4}), setup))
     assert one.kind is Kind.STALE
-    assert one.text.startswith(f"12% of the sampled tokens are discarded as stale: {words}")
+    assert one.text.startswith(f"12% of the sampled tokens are discarded or masked as stale: {words}")
 
 
 def test_other_losses():
