@@ -124,6 +124,7 @@ def create_control(
             Status(
                 books=books,
                 is_balanced=books.is_balanced,
+                pipeline=await ledger.pipeline(),
                 processes=await ledger.processes(),
                 process=rollouts.owner,
                 episodes_in_flight=rollouts.num_episodes_in_flight,

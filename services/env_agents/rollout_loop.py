@@ -5,6 +5,7 @@ import contextlib
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -30,6 +31,8 @@ REDIS_AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
 
 COMPLETE = "complete"
 """Why episodes are cancelled whose group has all it needs."""
+SURPLUS = "surplus"
+"""As what the ledger counts their tokens."""
 
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
@@ -84,6 +87,8 @@ class RolloutLoop:
         self._group_by_id: dict[str, RunningGroup] = {}
         self._credit_by_name: dict[str, float] = {}
         self._recording: set[asyncio.Task[None]] = set()
+        self._wasted_tokens: Counter[str] = Counter()
+        """Of cancelled episodes, which the ledger does not know of yet; a process that dies takes it along."""
         self._is_redis_away = False
         self._stopping = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
@@ -214,6 +219,7 @@ class RolloutLoop:
                 reward=loaded.reward,
                 queued_s=queued_s,
                 before_sampling=lambda: self._note_sampling(group),
+                when_cancelled=lambda num_tokens: self._note_waste(group, num_tokens),
             )
         await self._record(group, trajectory)
 
@@ -223,6 +229,11 @@ class RolloutLoop:
             group.is_sampling = True
             with contextlib.suppress(*REDIS_AWAY):
                 await self._ledger.sampling(group.record.group_id)
+
+    def _note_waste(self, group: RunningGroup, num_tokens: int) -> None:
+        if group.ending:
+            self._metrics.cancelled_tokens.labels(group.ending).inc(num_tokens)
+            self._wasted_tokens[SURPLUS if group.ending == COMPLETE else group.ending] += num_tokens
 
     async def _record(self, group: RunningGroup, trajectory: Trajectory) -> None:
         """Writes a finished episode, even if its group was lost meanwhile: the ledger knows what to do with it."""
@@ -277,6 +288,8 @@ class RolloutLoop:
         """Ends what this process still plays of a group that nobody needs any more, requests to the engines included."""
         group = self._group_by_id.pop(group_id, None)
         unneeded = [task for task in group.tasks.values() if task not in self._recording] if group else []
+        if group:
+            group.ending = reason
         if unneeded:
             self._metrics.groups_cancelled.labels(reason).inc()
         for task in unneeded:
@@ -333,12 +346,18 @@ class RolloutLoop:
         while True:
             await asyncio.sleep(self._settings.refresh_s)
             await self._until_redis_answers(self._registry.refresh)
+            await self._report_waste()
             records = [group.record for group in self._group_by_id.values()]
             gone = [record for record in records if not self._registry.is_registered(record.environment)]
             for record in gone:
                 self._cancel(record.group_id, DiscardReason.ENVIRONMENT_GONE)
             for record in gone:
                 await self._until_redis_answers(functools.partial(self._give_up, record))
+
+    async def _report_waste(self) -> None:
+        if wasted := +self._wasted_tokens:
+            self._wasted_tokens.clear()
+            await self._until_redis_answers(functools.partial(self._ledger.waste, wasted))
 
     async def _wait_for_episodes(self) -> None:
         if tasks := self._episode_tasks():

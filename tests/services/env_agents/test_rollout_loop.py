@@ -368,6 +368,9 @@ async def test_a_group_is_complete_with_the_first_episodes_and_the_redundant_one
     assert len(records()) == GROUP_SIZE
     assert {record.group_size for record in records()} == {GROUP_SIZE + 2}
     assert training.books().episodes_surplus == 2
+    each = records()[0].num_sampled_tokens
+    assert each > 0
+    await wait_until(lambda: training.books().discarded_tokens == {"surplus": 2 * each}, description="their tokens are counted")
 
 
 async def test_a_group_past_its_deadline_is_complete_with_what_it_has(run_loop, register, training, records, gate, ledger):
