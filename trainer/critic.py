@@ -1,0 +1,187 @@
+"""The critic: a value model with a DeepSpeed engine of its own, trained on the policy's micro-batches.
+
+    V_t is the value of the state before token t: the head's answer at position t - 1, which has read everything before t.
+
+Shapes: B sequences, T tokens, H hidden size. Values are 0 where nothing was sampled.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import msgspec
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shared.advantage_settings import CriticSection
+from shared.configuration import TrainerSection
+from shared.errors import ConfigurationError
+from trainer import ranks
+from trainer.aggregation import BatchSize, token_mean
+from trainer.micro_batch import MicroBatch
+from trainer.model import build_engine
+
+_SUMS = ("tokens", "loss", "clipped", "return", "return_squared", "error", "error_squared")
+
+
+@dataclass(frozen=True)
+class ValueTargets:
+    """Both [B, T] float32, from before the update's first step."""
+
+    values_BT: Tensor
+    returns_BT: Tensor
+
+
+@dataclass(frozen=True)
+class ValueMeasures:
+    """How well the critic knows the returns of the batch; of the last epoch, before its step."""
+
+    value_loss: float
+    explained_variance: float | None
+    """1 - Var(R - V) / Var(R) over returns R, V from before the update: 1 is perfect, 0 no better than a constant; None if returns do not vary."""
+    clip_fraction: float
+    """Of sampled tokens whose value the clip held back."""
+    grad_norm: float
+    """Before clipping."""
+
+
+class ValueHead(nn.Module):
+    """One number for each position, in float32 whatever the model computes in. 0 before its first step."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, hidden_size))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, hidden_BTH: Tensor) -> Tensor:
+        return functional.linear(hidden_BTH.float(), self.weight.float(), self.bias.float()).squeeze(-1)
+
+
+class ValueModel(nn.Module):
+    """A language model without its output layer, and a value head."""
+
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = ValueHead(backbone.config.hidden_size)
+
+    def forward(self, token_ids_BT: Tensor, is_sampled_BT: Tensor) -> Tensor:
+        """V before each sampled token, [B, T] float32, 0 elsewhere; rows are padded on the right."""
+        hidden_BTH = self.backbone(input_ids=token_ids_BT, use_cache=False).last_hidden_state
+        after_BT = self.head(hidden_BTH)
+        before_BT = functional.pad(after_BT[:, :-1], (1, 0))
+        return torch.where(is_sampled_BT, before_BT, 0.0)
+
+
+class Critic:
+    """Owns the critic's DeepSpeed engine between two updates."""
+
+    def __init__(self, engine: deepspeed.DeepSpeedEngine, settings: CriticSection) -> None:
+        self.engine = engine
+        self._value_clip = settings.value_clip
+
+    @torch.no_grad()
+    def values(self, rows: MicroBatch) -> Tensor:
+        """V before each sampled token, [B, T] float32. A collective where the model is sharded."""
+        self.engine.eval()
+        values_BT: Tensor = self.engine(rows.token_ids_BT, rows.is_sampled_BT)
+        return values_BT
+
+    def learn(self, batches: Sequence[tuple[MicroBatch, ValueTargets]], size: BatchSize) -> ValueMeasures:
+        """One step on this rank's micro-batches, of which every rank has as many. Args: size: of the whole batch."""
+        self.engine.train()
+        sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=self.engine.device)
+        for index, (rows, targets) in enumerate(batches):
+            self.engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
+            loss = value_loss(self.engine(rows.token_ids_BT, rows.is_sampled_BT), targets, value_clip=self._value_clip)
+            share = (token_mean(rows.loss_mask_BT, size) * loss.per_token_BT).sum()
+            self.engine.backward(share * ranks.count(), scale_wrt_gas=False)
+            sums += _sums(share, loss, targets, rows.loss_mask_BT)
+        self.engine.step()
+        ranks.sum_in_place(sums)
+        return _measures(sums, grad_norm=float(self.engine.get_global_grad_norm()))
+
+
+@dataclass(frozen=True)
+class ValueLoss:
+    """What the loss says of each token, [B, T]."""
+
+    per_token_BT: Tensor
+    """Carries the gradient."""
+    is_clipped_BT: Tensor
+
+
+def value_loss(values_BT: Tensor, targets: ValueTargets, *, value_clip: float) -> ValueLoss:
+    """½ max((V - R)², (V_old + clip(V - V_old, -c, c) - R)²): PPO's clipped value loss, as in arXiv:2005.12729.
+
+    Args: values_BT: [B, T] of the critic being trained, with gradient. value_clip: c.
+    """
+    moved_BT = (values_BT - targets.values_BT).clamp(-value_clip, value_clip)
+    squared_BT = (values_BT - targets.returns_BT).square()
+    clipped_BT = (targets.values_BT + moved_BT - targets.returns_BT).square()
+    return ValueLoss(0.5 * torch.maximum(squared_BT, clipped_BT), clipped_BT > squared_BT)
+
+
+def load_critic(path: Path, trainer: TrainerSection) -> ValueModel:
+    """The Hugging Face model in `path` with a new value head. Raises: ConfigurationError if transformers cannot load it."""
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        backbone = transformers.AutoModel.from_pretrained(
+            path, dtype=getattr(torch, trainer.dtype), attn_implementation="sdpa", local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"trainer.critic.model_path must hold a language model, got {str(path)!r}: {error}") from error
+    if trainer.gradient_checkpointing:
+        backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return ValueModel(backbone)
+
+
+def require_same_vocabulary(critic: ValueModel, vocabulary_size: int, path: Path) -> None:
+    """Raises: ConfigurationError if the critic cannot read the policy's tokens."""
+    if critic.backbone.config.vocab_size != vocabulary_size:
+        raise ConfigurationError(
+            f"trainer.critic.model_path must hold a model with the policy's tokenizer and its vocabulary of {vocabulary_size}, got "
+            f"{str(path)!r} with {critic.backbone.config.vocab_size}; give one of the policy's family, or leave it out"
+        )
+
+
+def build_critic_engine(critic: ValueModel, trainer: TrainerSection, settings: CriticSection) -> deepspeed.DeepSpeedEngine:
+    """The critic's DeepSpeed engine of this rank."""
+    optimisation = msgspec.structs.replace(
+        trainer, learning_rate=settings.learning_rate, max_grad_norm=settings.max_grad_norm, deepspeed=settings.deepspeed
+    )
+    return build_engine(critic, optimisation, key="trainer.critic.deepspeed")
+
+
+@torch.no_grad()
+def _sums(loss: Tensor, per_token: ValueLoss, targets: ValueTargets, mask_BT: Tensor) -> Tensor:
+    returns = targets.returns_BT[mask_BT].double()
+    errors = returns - targets.values_BT[mask_BT].double()
+    values = (
+        mask_BT.sum(),
+        loss,
+        (per_token.is_clipped_BT & mask_BT).sum(),
+        returns.sum(),
+        returns.square().sum(),
+        errors.sum(),
+        errors.square().sum(),
+    )
+    return torch.stack([value.double() for value in values])
+
+
+def _measures(sums: Tensor, *, grad_norm: float) -> ValueMeasures:
+    total = dict(zip(_SUMS, sums.tolist(), strict=True))
+    tokens = total["tokens"]
+    return_variance = total["return_squared"] / tokens - (total["return"] / tokens) ** 2
+    error_variance = total["error_squared"] / tokens - (total["error"] / tokens) ** 2
+    varies = return_variance > 1e-12
+    return ValueMeasures(
+        value_loss=total["loss"],
+        explained_variance=1 - error_variance / return_variance if varies else None,
+        clip_fraction=total["clipped"] / tokens,
+        grad_norm=grad_norm,
+    )
