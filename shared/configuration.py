@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,7 @@ from msgspec import Meta
 from shared import redis_address, strict_yaml
 from shared.environment_spec import EnvironmentSpec, PositiveFloat, PositiveInt
 from shared.errors import ConfigurationError
+from shared.loss_settings import KlSection
 from shared.names import Name
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -30,6 +31,9 @@ ADDRESS_VARIABLES: Mapping[str, str] = {
     "HEADRACE_AGENTS_URL": "env_agents.url",
 }
 """Environment variable → the key it sets, for deployments where addresses are not known when the run file is written."""
+
+TOKEN_LEVEL_ESTIMATORS: Final = frozenset({"gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"})
+"""Values of trainer.adv_estimator whose advantages are of single tokens, estimated by the ranks from token rewards."""
 
 
 class RunSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -186,6 +190,7 @@ class TrainerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clip_high: NonNegativeFloat = 0.2
     tis_cap: PositiveFloat = 2.0
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = "token-mean"
+    kl: KlSection = KlSection()
     ppo_epochs: PositiveInt = 1
     ppo_max_token_len_per_gpu: PositiveInt = 16384
     """Tokens, padding included, of one micro-batch on one rank."""
@@ -223,6 +228,12 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                     raise ValueError(
                         f"rollout.{name} must be >= 2 with the group-relative estimator 'grpo', got {getattr(self.rollout, name)}"
                     )
+        kl = self.trainer.kl
+        if kl.is_used and kl.place == "reward" and self.trainer.adv_estimator not in TOKEN_LEVEL_ESTIMATORS:
+            raise ValueError(
+                f"trainer.kl.place must be 'loss' with trainer.adv_estimator {self.trainer.adv_estimator!r}, got 'reward': only "
+                f"estimators of tokens ({', '.join(sorted(TOKEN_LEVEL_ESTIMATORS))}) have a reward for each token to take it off"
+            )
         if self.rollout.min_group_size > self.rollout.num_return_sequences_in_group:
             raise ValueError(
                 "rollout.min_group_size must be <= rollout.num_return_sequences_in_group="

@@ -16,7 +16,12 @@ class PlannedSequence(msgspec.Struct, frozen=True, array_like=True):
 
     entry_id: str
     num_tokens: int
+    reward: float
+    """Of the whole episode."""
     advantage: float
+    """Of every sampled token, from an estimator of episodes; 0 where one of tokens estimates it in the preparation."""
+    turn_advantages: tuple[float, ...] = ()
+    """By turn, in place of `advantage`, from an estimator of turns."""
 
 
 MicroBatchPlan = tuple[PlannedSequence, ...]

@@ -177,7 +177,7 @@ def plan_batch(selection: Selection, version: int, configuration: Configuration,
         advantages_G = estimate(rewards_G, scale_by_std=trainer.scale_by_std)
         for episode, advantage in zip(group.trainable, advantages_G, strict=True):
             if count := episode.num_sampled_since(selection.oldest_version):
-                sequences.append(PlannedSequence(episode.entry_id, episode.num_tokens, float(advantage)))
+                sequences.append(PlannedSequence(episode.entry_id, episode.num_tokens, episode.reward, float(advantage)))
                 num_sampled_tokens += count
     return BatchPlan(
         version=version,

@@ -4,7 +4,7 @@ DeepSpeed divides gradients by the number of ranks and, unless told otherwise, b
 a sum of globally weighted tokens, so the first is undone and the second switched off.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import deepspeed
@@ -15,12 +15,14 @@ from shared.configuration import TrainerSection
 from shared.trajectory import Trajectory
 from trainer import ranks
 from trainer.aggregation import AGGREGATIONS
-from trainer.batching import BatchPlan, MicroBatchPlan
+from trainer.batching import BatchPlan
+from trainer.kl import KlController
 from trainer.losses import POLICY_LOSSES, LossSettings, behaviour_log_ratio
 from trainer.measures import Measures, MeasureSums
-from trainer.micro_batch import MicroBatch, collate
 from trainer.mismatch import MismatchCheck
 from trainer.model import Policy
+from trainer.preparation import Preparation, Prepared
+from trainer.reference import ReferencePolicy
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,13 @@ class Learned:
 class Learner:
     """Owns the DeepSpeed engine between two updates."""
 
-    def __init__(self, engine: deepspeed.DeepSpeedEngine, trainer: TrainerSection, *, seed: int) -> None:
+    def __init__(
+        self, engine: deepspeed.DeepSpeedEngine, trainer: TrainerSection, *, seed: int, reference: ReferencePolicy | None
+    ) -> None:
+        """Args: reference: None without a KL penalty."""
         self.engine = engine
+        self.kl_controller = KlController(trainer.kl)
+        self._preparation = Preparation(engine, trainer, reference=reference, controller=self.kl_controller)
         self._trainer = trainer
         self._seed = seed
         self._policy_loss = POLICY_LOSSES[trainer.pg_variant]
@@ -60,33 +67,28 @@ class Learner:
         learning_rate = self._set_learning_rate(plan.version)
         # Dropout, if the model has any, repeats in an update that a crash made run again.
         torch.manual_seed((self._seed * 1_000_003 + plan.version) * ranks.count() + ranks.rank())
-        self.engine.train()
+        prepared = self._preparation.prepare(plan, trajectories)
         epochs: list[Measures] = []
         for _ in range(self._trainer.ppo_epochs):
-            epochs.append(self._accumulate(plan, trajectories))
+            epochs.append(self._accumulate(plan, prepared))
             self._mismatch.judge(epochs[-1])
             self.engine.step()
         return Learned(epochs[-1], epochs[0].kl_behaviour, float(self.engine.get_global_grad_norm()), learning_rate)
 
-    def _accumulate(self, plan: BatchPlan, trajectories: Mapping[str, Trajectory]) -> Measures:
-        share = plan.shares[ranks.rank()]
+    def _accumulate(self, plan: BatchPlan, prepared: Sequence[Prepared]) -> Measures:
         sums = MeasureSums(self.engine.device)
-        for index, planned in enumerate(share):
-            self.engine.set_gradient_accumulation_boundary(index == len(share) - 1)
-            loss = self._loss(plan, self._collate(planned, trajectories, plan), sums)
+        for index, each in enumerate(prepared):
+            self.engine.set_gradient_accumulation_boundary(index == len(prepared) - 1)
+            loss = self._loss(plan, each, sums)
             self.engine.backward(loss * ranks.count(), scale_wrt_gas=False)
         return sums.reduce()
 
-    def _collate(self, planned: MicroBatchPlan, trajectories: Mapping[str, Trajectory], plan: BatchPlan) -> MicroBatch:
-        rows = [trajectories[sequence.entry_id] for sequence in planned]
-        advantages = [sequence.advantage for sequence in planned]
-        return collate(rows, advantages, version=plan.version, oldest_version=plan.oldest_version, device=self.engine.device)
-
-    def _loss(self, plan: BatchPlan, rows: MicroBatch, sums: MeasureSums) -> Tensor:
+    def _loss(self, plan: BatchPlan, prepared: Prepared, sums: MeasureSums) -> Tensor:
         """This micro-batch's share of the loss of the whole batch."""
+        rows = prepared.rows
         logprobs_BT = self.engine(rows.token_ids_BT, rows.loss_mask_BT, rows.temperatures_B)
         log_ratio_BT = behaviour_log_ratio(logprobs_BT, rows.behaviour_logprobs_BT)
-        policy_loss = self._policy_loss(logprobs_BT, log_ratio_BT, rows.advantages_B1, self._bounds)
+        policy_loss = self._policy_loss(logprobs_BT, log_ratio_BT, rows.advantages_BT, self._bounds)
         loss = (self._token_weights(rows.loss_mask_BT, plan.size) * policy_loss.per_token_BT).sum()
         sums.add(
             loss=loss,

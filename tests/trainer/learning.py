@@ -43,7 +43,8 @@ def batch() -> dict[str, Trajectory]:
 
 def plan(rows: Mapping[str, Trajectory], *, num_ranks: int, max_tokens: int, version: int = 0) -> BatchPlan:
     sequences = [
-        PlannedSequence(entry, row.num_tokens, advantage) for (entry, row), advantage in zip(rows.items(), ADVANTAGES, strict=True)
+        PlannedSequence(entry, row.num_tokens, row.reward, advantage)
+        for (entry, row), advantage in zip(rows.items(), ADVANTAGES, strict=True)
     ]
     return BatchPlan(
         version=version,
@@ -60,7 +61,7 @@ def section(**settings: Any) -> TrainerSection:
 
 def learn(model_path: Path, trainer: TrainerSection, *, max_tokens: int) -> tuple[Learned, dict[str, torch.Tensor], Learner]:
     """The update, and the gradient by parameter name that its last step applied."""
-    learner = Learner(build_engine(load_policy(model_path, trainer), trainer), trainer, seed=0)
+    learner = Learner(build_engine(load_policy(model_path, trainer), trainer), trainer, seed=0, reference=None)
     gradients: dict[str, torch.Tensor] = {}
     step = learner.engine.step
 

@@ -9,7 +9,7 @@ lengths = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
 
 def sequences(lengths):
-    return [PlannedSequence(f"e{index}", length, 0.0) for index, length in enumerate(lengths)]
+    return [PlannedSequence(f"e{index}", length, 0.0, 0.0) for index, length in enumerate(lengths)]
 
 
 @given(lengths, st.integers(1, 5), st.integers(50, 2000))
