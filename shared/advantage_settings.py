@@ -63,10 +63,10 @@ class CriticSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 GROUP_ESTIMATORS: Final = ("grpo", "rloo", "lite_ppo", "gigpo", "reinforce_plus_plus_baseline")
 """Compare siblings, so that a group of one has no advantage."""
-TOKEN_ESTIMATORS: Final = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
-"""Look at the reward of each token."""
+TOKEN_LEVEL_ESTIMATORS: Final = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+"""Estimate the advantages of single tokens, on the ranks, from token rewards."""
 CRITIC_ESTIMATORS: Final = ("gae",)
-ESTIMATORS: Final = tuple(dict.fromkeys((*GROUP_ESTIMATORS, *TOKEN_ESTIMATORS, "step_reinforce")))
+ESTIMATORS: Final = tuple(dict.fromkeys((*GROUP_ESTIMATORS, *TOKEN_LEVEL_ESTIMATORS, "step_reinforce")))
 
 _USERS: Final[Mapping[str, tuple[str, ...]]] = {
     "scale_by_std": ("grpo", "gigpo"),
@@ -78,10 +78,22 @@ _USERS: Final[Mapping[str, tuple[str, ...]]] = {
 """Setting of AdvantageSection → the estimators that use it; those not named here serve all."""
 
 
-def check(estimator: str, advantage: AdvantageSection, critic: CriticSection | None) -> None:
-    """Raises: ValueError if the settings contradict the estimator. One given by import path says what it needs when loaded."""
-    if estimator not in ESTIMATORS:
+def check(estimator: str, advantage: AdvantageSection, critic: CriticSection | None, *, has_reward_kl: bool) -> None:
+    """Raises: ValueError if the settings contradict the estimator. One given by import path says what it needs when loaded.
+
+    Args: has_reward_kl: a KL penalty is taken off the rewards of tokens.
+    """
+    if ":" in estimator:
         return
+    if estimator not in ESTIMATORS:
+        raise ValueError(
+            f"trainer.adv_estimator must be {', '.join(ESTIMATORS)}, or package.module:name of one's own, got {estimator!r}"
+        )
+    if has_reward_kl and estimator not in TOKEN_LEVEL_ESTIMATORS:
+        raise ValueError(
+            f"trainer.kl.place must be 'loss' with trainer.adv_estimator {estimator!r}, got 'reward': only "
+            f"estimators of tokens ({', '.join(TOKEN_LEVEL_ESTIMATORS)}) have a reward for each token to take it off"
+        )
     if estimator in CRITIC_ESTIMATORS and critic is None:
         raise ValueError(
             f"trainer.critic must be given with adv_estimator {estimator!r}, got none; add `critic: {{}}` for defaults"

@@ -10,12 +10,13 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from shared import redis_address, strict_yaml
+from shared import advantage_settings, redis_address, strict_yaml
+from shared.advantage_settings import AdvantageSection, CriticSection
 from shared.environment_spec import EnvironmentSpec, PositiveFloat, PositiveInt
 from shared.errors import ConfigurationError
 from shared.loss_settings import KlSection
@@ -31,9 +32,6 @@ ADDRESS_VARIABLES: Mapping[str, str] = {
     "HEADRACE_AGENTS_URL": "env_agents.url",
 }
 """Environment variable → the key it sets, for deployments where addresses are not known when the run file is written."""
-
-TOKEN_LEVEL_ESTIMATORS: Final = frozenset({"gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"})
-"""Values of trainer.adv_estimator whose advantages are of single tokens, estimated by the ranks from token rewards."""
 
 
 class RunSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,9 +180,12 @@ class TrainerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight_decay: NonNegativeFloat = 0.0
     adam_betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: PositiveFloat = 1.0
-    adv_estimator: Literal["grpo"] = "grpo"
-    scale_by_std: bool = True
-    """False is Dr. GRPO: advantages are centred, not scaled."""
+    adv_estimator: str = "grpo"
+    """grpo, rloo, lite_ppo, gigpo, step_reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, gae, or
+    package.module:name of an AdvantageEstimator (trainer/advantages.py)."""
+    advantage: AdvantageSection = AdvantageSection()
+    critic: CriticSection | None = None
+    """The value model that gae needs, and nothing else takes."""
     pg_variant: Literal["ppo", "tis", "vanilla"] = "ppo"
     clip_low: NonNegativeFloat = 0.2
     clip_high: NonNegativeFloat = 0.2
@@ -222,18 +223,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         names = [spec.name for spec in self.env_agents.environments]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"environment names must differ, got {', '.join(sorted(repeated))} more than once")
-        if self.trainer.adv_estimator == "grpo":
-            for name in ("num_return_sequences_in_group", "min_group_size"):
-                if getattr(self.rollout, name) < 2:
-                    raise ValueError(
-                        f"rollout.{name} must be >= 2 with the group-relative estimator 'grpo', got {getattr(self.rollout, name)}"
-                    )
-        kl = self.trainer.kl
-        if kl.is_used and kl.place == "reward" and self.trainer.adv_estimator not in TOKEN_LEVEL_ESTIMATORS:
-            raise ValueError(
-                f"trainer.kl.place must be 'loss' with trainer.adv_estimator {self.trainer.adv_estimator!r}, got 'reward': only "
-                f"estimators of tokens ({', '.join(sorted(TOKEN_LEVEL_ESTIMATORS))}) have a reward for each token to take it off"
-            )
+        self._check_advantages()
         if self.rollout.min_group_size > self.rollout.num_return_sequences_in_group:
             raise ValueError(
                 "rollout.min_group_size must be <= rollout.num_return_sequences_in_group="
@@ -243,6 +233,22 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ValueError(
                 f"rollout.async_generation_ratio must be a finite number >= 0, got {self.rollout.async_generation_ratio}; "
                 "it bounds the stream"
+            )
+
+    def _check_advantages(self) -> None:
+        trainer = self.trainer
+        advantage_settings.check(trainer.adv_estimator, trainer.advantage, trainer.critic, has_reward_kl=trainer.kl.is_in_reward)
+        if trainer.adv_estimator in advantage_settings.GROUP_ESTIMATORS:
+            for name in ("num_return_sequences_in_group", "min_group_size"):
+                if getattr(self.rollout, name) < 2:
+                    raise ValueError(
+                        f"rollout.{name} must be >= 2 with the group-relative estimator {trainer.adv_estimator!r}, got "
+                        f"{getattr(self.rollout, name)}; raise it, or set trainer.adv_estimator to one that compares no siblings"
+                    )
+        if trainer.critic and trainer.critic.warmup_updates >= trainer.num_updates:
+            raise ValueError(
+                f"trainer.critic.warmup_updates must be < trainer.num_updates={trainer.num_updates}, got "
+                f"{trainer.critic.warmup_updates}; the policy would never be trained"
             )
 
 

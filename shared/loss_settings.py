@@ -33,3 +33,7 @@ class KlSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def is_used(self) -> bool:
         return self.coefficient > 0
+
+    @property
+    def is_in_reward(self) -> bool:
+        return self.is_used and self.place == "reward"

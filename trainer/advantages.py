@@ -19,7 +19,9 @@ import numpy as np
 from torch import Tensor
 
 from shared.advantage_settings import AdvantageSection
-from trainer import group_advantages, token_advantages
+from shared.configuration import TrainerSection
+from shared.errors import ConfigurationError
+from trainer import group_advantages, named, token_advantages
 from trainer.group_advantages import Array, EpisodeRewards
 from trainer.token_advantages import TokenAdvantages
 
@@ -58,6 +60,29 @@ class AdvantageEstimator:
     is_normalised: bool = False
     """Over the sampled tokens of the whole batch, whatever `whiten` says."""
     needs_critic: bool = False
+
+
+def advantage_estimator(trainer: TrainerSection) -> AdvantageEstimator:
+    """The estimator that the run file names.
+
+    Raises: ConfigurationError if there is none of that name, or it does not fit the settings of KL and critic.
+    """
+    name = trainer.adv_estimator
+    estimator = named.find(
+        name,
+        ADVANTAGE_ESTIMATORS,
+        key="trainer.adv_estimator",
+        noun="an AdvantageEstimator",
+        is_one=lambda value: isinstance(value, AdvantageEstimator),
+    )
+    if estimator.needs_critic != (trainer.critic is not None):
+        wanted, found = ("be given", "none") if estimator.needs_critic else ("not be given", "one")
+        raise ConfigurationError(f"trainer.critic must {wanted} with adv_estimator {name!r}, got {found}")
+    if estimator.by_token is None and trainer.kl.is_in_reward:
+        raise ConfigurationError(
+            f"trainer.kl.place must be 'loss' with adv_estimator {name!r}, which has no rewards of tokens, got 'reward'"
+        )
+    return estimator
 
 
 def by_group(formula: GroupFormula) -> Plan:

@@ -22,6 +22,8 @@ class PlannedSequence(msgspec.Struct, frozen=True, array_like=True):
     """Of every sampled token, from an estimator of episodes; 0 where one of tokens estimates it in the preparation."""
     turn_advantages: tuple[float, ...] = ()
     """By turn, in place of `advantage`, from an estimator of turns."""
+    turn_rewards: tuple[float, ...] = ()
+    """By turn, what an estimator of tokens starts from; they may differ from what the environment gave."""
 
 
 MicroBatchPlan = tuple[PlannedSequence, ...]

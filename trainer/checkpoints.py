@@ -2,7 +2,7 @@
 
     checkpoints/v00010/run_state.json   version, groups trained since the checkpoint before, model, ranks
                        model/           a Hugging Face model: safetensors, configuration, tokenizer
-                       deepspeed/       optimizer and module state, a file for each rank
+                       deepspeed/       policy/, critic/: optimizer and module state, a file for each rank
                 .v00011.partial/        being written; renamed when all of it is on disk
 
 With several machines the run directory lies on a file system that they share.
@@ -11,7 +11,7 @@ With several machines the run directory lies on a file system that they share.
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from shared.errors import ConfigurationError
 from trainer import ranks
 
 STATE_FILE = "run_state.json"
-DEEPSPEED_TAG = "deepspeed"
+POLICY = "policy"
+"""The name of the engine whose weights are exported."""
+_DEEPSPEED = "deepspeed"
 _NAME = re.compile(r"^v(\d{5,})$")
 _TOKENIZER_FILES = (
     "tokenizer*",
@@ -42,7 +44,7 @@ class RunState(msgspec.Struct, frozen=True):
     group_ids: tuple[str, ...]
     """Groups trained since the checkpoint before this one, in this lineage."""
     fingerprint: str
-    """Of the model, see Policy.fingerprint."""
+    """Of the models, see `model.fingerprint`."""
     num_ranks: int
 
 
@@ -82,27 +84,37 @@ class Checkpoints:
                 "give another run.directory, remove it, or set resume to auto"
             )
 
-    def load(self, engine: Any, state: RunState) -> None:
-        """Weights and optimizer of `state` into the DeepSpeed engine."""
-        engine.load_checkpoint(str(self._directory / _name(state.version)), tag=DEEPSPEED_TAG)
+    def load(self, engines: Mapping[str, Any], state: RunState) -> None:
+        """Weights and optimizers of `state` into the DeepSpeed engines. Raises: ConfigurationError if it lacks one of them."""
+        folder = self._directory / _name(state.version) / _DEEPSPEED
+        for name, engine in engines.items():
+            if not (folder / name).is_dir():
+                raise ConfigurationError(
+                    f"checkpoint {folder.parent} must hold the {name}'s state, and does not; resume with the settings that wrote "
+                    "it, or give another run.directory"
+                )
+            engine.load_checkpoint(str(folder), tag=name)
 
-    def save(self, engine: Any, version: int, group_ids: Sequence[str]) -> None:
-        """Makes `version` durable, then removes what is older than the newest `keep`, and what a crash left unfinished."""
+    def save(self, engines: Mapping[str, Any], version: int, group_ids: Sequence[str]) -> None:
+        """Makes `version` durable, then removes what is older than the newest `keep`, and what a crash left unfinished.
+
+        Args: engines: by name, one of them the policy.
+        """
         final = self._directory / _name(version)
         state = RunState(version, tuple(group_ids), self._fingerprint, ranks.count())
         if ranks.rank() == 0:
             with atomic_directory(final) as partial:
                 ranks.barrier()
-                engine.save_checkpoint(str(partial), tag=DEEPSPEED_TAG, save_latest=False)
+                _save_engines(engines, partial)
                 ranks.barrier()
-                self._export(engine.module, partial / "model")
+                self._export(engines[POLICY].module, partial / "model")
                 (partial / STATE_FILE).write_bytes(msgspec.json.encode(state))
             leftovers = self._directory.glob(_partial(Path("v*")).name)
             for path in [*_complete(self._directory)[: -self._keep], *leftovers]:
                 shutil.rmtree(path)
         else:
             ranks.barrier()
-            engine.save_checkpoint(str(_partial(final)), tag=DEEPSPEED_TAG, save_latest=False)
+            _save_engines(engines, _partial(final))
             ranks.barrier()
         ranks.barrier()
 
@@ -113,6 +125,11 @@ class Checkpoints:
         for pattern in _TOKENIZER_FILES:
             for source in self._model_path.glob(pattern):
                 shutil.copy(source, path)
+
+
+def _save_engines(engines: Mapping[str, Any], checkpoint: Path) -> None:
+    for name, engine in engines.items():
+        engine.save_checkpoint(str(checkpoint / _DEEPSPEED), tag=name, save_latest=False)
 
 
 @contextmanager

@@ -42,7 +42,8 @@ class ValueMeasures:
 
     value_loss: float
     explained_variance: float | None
-    """1 - Var(R - V) / Var(R) over returns R, V from before the update: 1 is perfect, 0 no better than a constant; None if returns do not vary."""
+    """1 - Var(R - V) / Var(R) over returns R, with V from before the update: 1 is perfect, 0 no better than a constant. None if
+    the returns do not vary."""
     clip_fraction: float
     """Of sampled tokens whose value the clip held back."""
     grad_norm: float
@@ -126,8 +127,11 @@ def value_loss(values_BT: Tensor, targets: ValueTargets, *, value_clip: float) -
     return ValueLoss(0.5 * torch.maximum(squared_BT, clipped_BT), clipped_BT > squared_BT)
 
 
-def load_critic(path: Path, trainer: TrainerSection) -> ValueModel:
-    """The Hugging Face model in `path` with a new value head. Raises: ConfigurationError if transformers cannot load it."""
+def load_value_model(path: Path, trainer: TrainerSection, *, vocabulary_size: int) -> ValueModel:
+    """The Hugging Face model in `path` with a new value head.
+
+    Args: vocabulary_size: the policy's. Raises: ConfigurationError if transformers cannot load the model, or it has another one.
+    """
     transformers.utils.logging.disable_progress_bar()
     try:
         backbone = transformers.AutoModel.from_pretrained(
@@ -137,24 +141,23 @@ def load_critic(path: Path, trainer: TrainerSection) -> ValueModel:
         raise ConfigurationError(f"trainer.critic.model_path must hold a language model, got {str(path)!r}: {error}") from error
     if trainer.gradient_checkpointing:
         backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    found = backbone.config.get_text_config().vocab_size
+    if found != vocabulary_size:
+        raise ConfigurationError(
+            f"trainer.critic.model_path must hold a model with the policy's tokenizer and its vocabulary of {vocabulary_size}, got "
+            f"{str(path)!r} with {found}; give one of the policy's family, or leave it out"
+        )
     return ValueModel(backbone)
 
 
-def require_same_vocabulary(critic: ValueModel, vocabulary_size: int, path: Path) -> None:
-    """Raises: ConfigurationError if the critic cannot read the policy's tokens."""
-    if critic.backbone.config.vocab_size != vocabulary_size:
-        raise ConfigurationError(
-            f"trainer.critic.model_path must hold a model with the policy's tokenizer and its vocabulary of {vocabulary_size}, got "
-            f"{str(path)!r} with {critic.backbone.config.vocab_size}; give one of the policy's family, or leave it out"
-        )
-
-
-def build_critic_engine(critic: ValueModel, trainer: TrainerSection, settings: CriticSection) -> deepspeed.DeepSpeedEngine:
-    """The critic's DeepSpeed engine of this rank."""
+def build_critic(model: ValueModel, trainer: TrainerSection) -> Critic:
+    """The critic of this rank, with the DeepSpeed engine that trainer.critic describes."""
+    settings = trainer.critic
+    assert settings is not None
     optimisation = msgspec.structs.replace(
         trainer, learning_rate=settings.learning_rate, max_grad_norm=settings.max_grad_norm, deepspeed=settings.deepspeed
     )
-    return build_engine(critic, optimisation, key="trainer.critic.deepspeed")
+    return Critic(build_engine(model, optimisation, key="trainer.critic.deepspeed"), settings)
 
 
 @torch.no_grad()

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from shared import versions
+from shared.advantage_settings import AdvantageSection
 from shared.configuration import Configuration
 from shared.errors import ConfigurationError, LedgerError
 from shared.ledger import Books, TrainingLedger
 from shared.trajectory import SUCCESS_REWARD
-from trainer.advantages import ADVANTAGE_ESTIMATORS
+from trainer.advantages import advantage_estimator
 from trainer.assembly import Episode, Group, Selection
 from trainer.batching import BatchPlan, PlannedSequence, plan_shares
 from trainer.evaluation import Evaluations
 from trainer.fallback import synchronous_until
+from trainer.group_advantages import EpisodeRewards, overlong_penalty
 from trainer.learner import Learned
 from trainer.model import Policy
 from trainer.rollouts import RolloutReader
@@ -167,17 +167,19 @@ class Lead:
 
 
 def plan_batch(selection: Selection, version: int, configuration: Configuration, num_ranks: int) -> BatchPlan:
-    """Advantages within each group, then every episode with a token that carries loss into a micro-batch of a rank."""
+    """The estimator's scores, then every episode with a token that carries loss into a micro-batch of a rank.
+
+    An episode without such a token still counts in what the others are compared with.
+    """
     trainer = configuration.trainer
-    estimate = ADVANTAGE_ESTIMATORS[trainer.adv_estimator]
+    estimator = advantage_estimator(trainer)
+    groups = [[_rewards(episode, trainer.advantage) for episode in group.trainable] for group in selection.batch]
     sequences: list[PlannedSequence] = []
     num_sampled_tokens = 0
-    for group in selection.batch:
-        rewards_G = np.array([episode.reward for episode in group.trainable])
-        advantages_G = estimate(rewards_G, scale_by_std=trainer.scale_by_std)
-        for episode, advantage in zip(group.trainable, advantages_G, strict=True):
+    for group, scores in zip(selection.batch, estimator.plan(groups, trainer.advantage), strict=True):
+        for episode, scores_K in zip(group.trainable, scores, strict=True):
             if count := episode.num_sampled_since(selection.oldest_version):
-                sequences.append(PlannedSequence(episode.entry_id, episode.num_tokens, episode.reward, float(advantage)))
+                sequences.append(_planned(episode, scores_K.tolist(), are_rewards=estimator.by_token is not None))
                 num_sampled_tokens += count
     return BatchPlan(
         version=version,
@@ -188,11 +190,32 @@ def plan_batch(selection: Selection, version: int, configuration: Configuration,
     )
 
 
+def _rewards(episode: Episode, settings: AdvantageSection) -> EpisodeRewards:
+    """What the episode is scored by: its rewards, and the last turn pays for the length of all."""
+    turn_rewards = list(episode.turn_rewards)
+    if overlong := settings.overlong:
+        turn_rewards[-1] += overlong_penalty(
+            episode.num_sampled_tokens,
+            max_tokens=overlong.max_tokens,
+            buffer_tokens=overlong.buffer_tokens,
+            penalty=overlong.penalty,
+        )
+    return EpisodeRewards(tuple(turn_rewards), episode.state_fingerprints)
+
+
+def _planned(episode: Episode, scores: Sequence[float], *, are_rewards: bool) -> PlannedSequence:
+    if are_rewards:
+        return PlannedSequence(episode.entry_id, episode.num_tokens, episode.reward, 0.0, turn_rewards=tuple(scores))
+    if len(scores) == 1:
+        return PlannedSequence(episode.entry_id, episode.num_tokens, episode.reward, scores[0])
+    return PlannedSequence(episode.entry_id, episode.num_tokens, episode.reward, 0.0, turn_advantages=tuple(scores))
+
+
 def update_metrics(
     batch: Batch, learned: Learned, pushed: PushTimes, books: Books, *, fetch_s: float, train_s: float
 ) -> UpdateMetrics:
     """One update in numbers. Args: books: after its publication. fetch_s, train_s: seconds of rank 0."""
-    episodes, lags, measures = batch.episodes, batch.lags, learned.measures
+    episodes, lags, measures, values = batch.episodes, batch.lags, learned.measures, learned.values
     return UpdateMetrics(
         update=batch.plan.version + 1,
         version=batch.plan.version + 1,
@@ -226,4 +249,8 @@ def update_metrics(
         num_tokens=sum(episode.num_tokens for episode in episodes),
         num_sampled_tokens=batch.plan.num_sampled_tokens,
         learning_rate=learned.learning_rate,
+        value_loss=values.value_loss if values else None,
+        value_explained_variance=values.explained_variance if values else None,
+        value_clip_fraction=values.clip_fraction if values else None,
+        value_grad_norm=values.grad_norm if values else None,
     )

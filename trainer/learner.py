@@ -16,6 +16,7 @@ from shared.trajectory import Trajectory
 from trainer import ranks
 from trainer.aggregation import AGGREGATIONS
 from trainer.batching import BatchPlan
+from trainer.critic import Critic, ValueMeasures
 from trainer.kl import KlController
 from trainer.losses import POLICY_LOSSES, LossSettings, behaviour_log_ratio
 from trainer.measures import Measures, MeasureSums
@@ -33,20 +34,30 @@ class Learned:
     kl_behaviour_before: float
     """KL(μ ‖ π_θ) before the first step: how far the data was from the policy that began to learn from it."""
     grad_norm: float
-    """Before clipping."""
+    """Before clipping; 0 while the critic warms up."""
     learning_rate: float
+    values: ValueMeasures | None = None
+    """None without a critic."""
 
 
 class Learner:
     """Owns the DeepSpeed engine between two updates."""
 
     def __init__(
-        self, engine: deepspeed.DeepSpeedEngine, trainer: TrainerSection, *, seed: int, reference: ReferencePolicy | None
+        self,
+        engine: deepspeed.DeepSpeedEngine,
+        trainer: TrainerSection,
+        *,
+        seed: int,
+        reference: ReferencePolicy | None,
+        critic: Critic | None = None,
     ) -> None:
-        """Args: reference: None without a KL penalty."""
+        """Args: reference: None without a KL penalty. critic: None but for an estimator that needs one."""
         self.engine = engine
+        self._critic = critic
+        self._critic_warmup = trainer.critic.warmup_updates if trainer.critic else 0
         self.kl_controller = KlController(trainer.kl)
-        self._preparation = Preparation(engine, trainer, reference=reference, controller=self.kl_controller)
+        self._preparation = Preparation(engine, trainer, reference=reference, controller=self.kl_controller, critic=critic)
         self._trainer = trainer
         self._seed = seed
         self._policy_loss = POLICY_LOSSES[trainer.pg_variant]
@@ -59,8 +70,15 @@ class Learner:
         policy: Policy = self.engine.module
         return policy
 
+    @property
+    def engines(self) -> dict[str, deepspeed.DeepSpeedEngine]:
+        """All that training changes, by the name under which a checkpoint keeps it."""
+        return {"policy": self.engine} | ({"critic": self._critic.engine} if self._critic else {})
+
     def learn(self, plan: BatchPlan, trajectories: Mapping[str, Trajectory]) -> Learned:
         """The update of `plan`: `ppo_epochs` steps over the same batch, against the same behaviour log-probabilities.
+
+        While the critic warms up, it alone takes them, and the policy is only measured.
 
         Args: trajectories: this rank's share, by entry id. Raises: TrainingError if engine and trainer disagree.
         """
@@ -68,12 +86,33 @@ class Learner:
         # Dropout, if the model has any, repeats in an update that a crash made run again.
         torch.manual_seed((self._seed * 1_000_003 + plan.version) * ranks.count() + ranks.rank())
         prepared = self._preparation.prepare(plan, trajectories)
+        if plan.version < self._critic_warmup:
+            measures = self._measure(plan, prepared)
+            self._mismatch.judge(measures)
+            values = [self._learn_values(plan, prepared) for _ in range(self._trainer.ppo_epochs)]
+            return Learned(measures, measures.kl_behaviour, grad_norm=0.0, learning_rate=0.0, values=values[-1])
         epochs: list[Measures] = []
+        values = []
         for _ in range(self._trainer.ppo_epochs):
             epochs.append(self._accumulate(plan, prepared))
             self._mismatch.judge(epochs[-1])
             self.engine.step()
-        return Learned(epochs[-1], epochs[0].kl_behaviour, float(self.engine.get_global_grad_norm()), learning_rate)
+            values.append(self._learn_values(plan, prepared))
+        grad_norm = float(self.engine.get_global_grad_norm())
+        return Learned(epochs[-1], epochs[0].kl_behaviour, grad_norm, learning_rate, values[-1])
+
+    def _learn_values(self, plan: BatchPlan, prepared: Sequence[Prepared]) -> ValueMeasures | None:
+        """A step of the critic, if there is one."""
+        if self._critic is None:
+            return None
+        return self._critic.learn([(each.rows, each.value_targets) for each in prepared if each.value_targets], plan.size)
+
+    @torch.no_grad()
+    def _measure(self, plan: BatchPlan, prepared: Sequence[Prepared]) -> Measures:
+        sums = MeasureSums(self.engine.device)
+        for each in prepared:
+            self._loss(plan, each, sums)
+        return sums.reduce()
 
     def _accumulate(self, plan: BatchPlan, prepared: Sequence[Prepared]) -> Measures:
         sums = MeasureSums(self.engine.device)
@@ -100,7 +139,8 @@ class Learner:
         return loss
 
     def _set_learning_rate(self, version: int) -> float:
-        learning_rate = warmed_up(self._trainer.learning_rate, version, warmup_updates=self._trainer.warmup_updates)
+        first = min(version, self._critic_warmup)
+        learning_rate = warmed_up(self._trainer.learning_rate, version - first, warmup_updates=self._trainer.warmup_updates)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
         return learning_rate

@@ -44,10 +44,14 @@ class Policy(nn.Module):
             yield name, parameter.detach()
 
     def fingerprint(self) -> str:
-        """Same for models whose weights fit each other: class, parameter names and shapes."""
-        shapes = [(name, list(weight.shape)) for name, weight in self.named_weights()]
-        digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
-        return f"{type(self.causal_lm).__name__}-{digest}"
+        return fingerprint(self.causal_lm)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Same for models whose weights fit each other: class, parameter names and shapes."""
+    shapes = [(name, list(weight.shape)) for name, weight in model.named_parameters()]
+    digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
+    return f"{type(model).__name__}-{digest}"
 
 
 def load_policy(path: Path, trainer: TrainerSection) -> Policy:
@@ -79,10 +83,10 @@ def start_ranks(*, timeout: timedelta) -> None:
     deepspeed.init_distributed(dist_backend=_backend(), auto_mpi_discovery=False, timeout=timeout, verbose=False)
 
 
-def build_engine(policy: Policy, trainer: TrainerSection) -> deepspeed.DeepSpeedEngine:
-    """The DeepSpeed engine of this rank; `start_ranks` comes first."""
-    settings = deepspeed_settings(trainer, is_cpu=is_cpu())
-    engine, *_ = deepspeed.initialize(model=policy, model_parameters=list(policy.parameters()), config=settings)
+def build_engine(model: nn.Module, trainer: TrainerSection, *, key: str = "trainer.deepspeed") -> deepspeed.DeepSpeedEngine:
+    """The DeepSpeed engine of this rank; `start_ranks` comes first. Args: key: of its settings, for messages."""
+    settings = deepspeed_settings(trainer, is_cpu=is_cpu(), key=key)
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=settings)
     return engine
 
 

@@ -1,6 +1,6 @@
 """What an update needs once, before its first epoch, and without gradient.
 
-    collate → score (reference, proximal) → token rewards → advantages
+    collate → score (reference, proximal, values) → token rewards → advantages
 
 The proximal policy is the one that the update begins with. With one step an update the policy in the loss *is* the proximal
 policy, so nothing is scored for it unless something needs its log-probabilities before that step.
@@ -8,7 +8,8 @@ policy, so nothing is scored for it unless something needs its log-probabilities
 Shapes: B sequences, T tokens.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -19,7 +20,9 @@ from torch import Tensor
 from shared.configuration import TrainerSection
 from shared.trajectory import Trajectory
 from trainer import ranks
-from trainer.batching import BatchPlan
+from trainer.batching import BatchPlan, Share
+from trainer.critic import Critic, ValueTargets
+from trainer.estimation import Scored, TokenEstimation
 from trainer.kl import KL_ESTIMATORS, KlController, clamped_log_ratio
 from trainer.micro_batch import MicroBatch, collate
 from trainer.reference import ReferencePolicy
@@ -37,6 +40,8 @@ class Prepared:
     """log π_ref of the tokens that carry loss. None: no reference policy."""
     reward_penalties_BT: Tensor | None
     """β · KL(π_prox ‖ π_ref) of the tokens that carry loss, to take off their rewards. None: the KL is in the loss, if at all."""
+    value_targets: ValueTargets | None
+    """What the critic learns from it. None: no critic."""
 
 
 class Preparation:
@@ -49,9 +54,12 @@ class Preparation:
         *,
         reference: ReferencePolicy | None,
         controller: KlController,
+        critic: Critic | None,
     ) -> None:
         """Args: controller: of the KL penalty's β; without a reference it is not asked."""
         self._engine = engine
+        self._critic = critic
+        self._estimation = TokenEstimation(trainer)
         self._kl = trainer.kl
         self._controller = controller
         self._needs_proximal = needs_proximal(trainer)
@@ -60,6 +68,7 @@ class Preparation:
     @torch.no_grad()
     def prepare(self, plan: BatchPlan, trajectories: Mapping[str, Trajectory]) -> list[Prepared]:
         """This rank's micro-batches of `plan`, in its order. A collective. Args: trajectories: by entry id."""
+        share = plan.shares[ranks.rank()]
         batches = [
             collate(
                 [trajectories[sequence.entry_id] for sequence in planned],
@@ -68,7 +77,7 @@ class Preparation:
                 oldest_version=plan.oldest_version,
                 device=self._engine.device,
             )
-            for planned in plan.shares[ranks.rank()]
+            for planned in share
         ]
         self._engine.eval()
         with ExitStack() as stack:
@@ -76,12 +85,26 @@ class Preparation:
                 stack.enter_context(self._reference.scoring())
             prepared = [self._score(rows) for rows in batches]
         self._engine.train()
-        return prepared
+        return self._with_advantages(prepared, share)
 
     def _score(self, rows: MicroBatch) -> Prepared:
         proximal_BT = self._proximal(rows) if self._needs_proximal else None
         reference_BT = self._reference.logprobs(rows) if self._reference else None
-        return Prepared(rows, proximal_BT, reference_BT, self._reward_penalties(proximal_BT, reference_BT))
+        return Prepared(rows, proximal_BT, reference_BT, self._reward_penalties(proximal_BT, reference_BT), value_targets=None)
+
+    def _with_advantages(self, prepared: Sequence[Prepared], share: Share) -> list[Prepared]:
+        scored = [
+            Scored(planned, each.rows, each.reward_penalties_BT, self._critic.values(each.rows) if self._critic else None)
+            for planned, each in zip(share, prepared, strict=True)
+        ]
+        return [
+            dataclasses.replace(
+                each,
+                rows=dataclasses.replace(each.rows, advantages_BT=estimated.advantages_BT),
+                value_targets=estimated.targets,
+            )
+            for each, estimated in zip(prepared, self._estimation.estimate(scored), strict=True)
+        ]
 
     def _reward_penalties(self, proximal_BT: Tensor | None, reference_BT: Tensor | None) -> Tensor | None:
         if proximal_BT is None or reference_BT is None or self._kl.place != "reward":
@@ -95,4 +118,4 @@ class Preparation:
 
 def needs_proximal(trainer: TrainerSection) -> bool:
     """Whether log π_prox is needed before the first step or after it."""
-    return trainer.kl.is_used and trainer.kl.place == "reward"
+    return trainer.kl.is_in_reward

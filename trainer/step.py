@@ -95,7 +95,7 @@ class TrainingLoop:
         return self._version % trainer.checkpoint.every_updates == 0 or self._version == trainer.num_updates
 
     def _save(self) -> None:
-        self._checkpoints.save(self._learner.engine, self._version, self._unsaved)
+        self._checkpoints.save(self._learner.engines, self._version, self._unsaved)
         self._unsaved = []
         self._is_saved = True
         if self._lead:

@@ -24,7 +24,7 @@ def weights(learner):
 
 def test_training_continues_from_a_checkpoint_as_if_never_stopped(learner, model_path, tmp_path):
     saved = checkpoints(tmp_path, model_path)
-    saved.save(learner.engine, 1, ["g0", "g1"])
+    saved.save(learner.engines, 1, ["g0", "g1"])
     rows = batch()
     learner.learn(plan(rows, num_ranks=1, max_tokens=100, version=1), rows)
     expected = weights(learner)
@@ -33,7 +33,7 @@ def test_training_continues_from_a_checkpoint_as_if_never_stopped(learner, model
     state = checkpoints(tmp_path, model_path).newest()
     assert state is not None
     assert (state.version, state.group_ids) == (1, ("g0", "g1"))
-    saved.load(other.engine, state)
+    saved.load(other.engines, state)
     other.learn(plan(rows, num_ranks=1, max_tokens=100, version=1), rows)
     for name, weight in weights(other).items():
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-7)
@@ -41,7 +41,7 @@ def test_training_continues_from_a_checkpoint_as_if_never_stopped(learner, model
 
 def test_the_export_is_a_hugging_face_model_with_the_tokenizers_files(learner, model_path, tmp_path):
     (model_path / "tokenizer_config.json").write_text("{}")
-    checkpoints(tmp_path, model_path).save(learner.engine, 3, [])
+    checkpoints(tmp_path, model_path).save(learner.engines, 3, [])
     export = tmp_path / "checkpoints" / "v00003" / "model"
     model = AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32)
     loaded = dict(model.named_parameters())
@@ -53,21 +53,21 @@ def test_the_export_is_a_hugging_face_model_with_the_tokenizers_files(learner, m
 def test_only_the_newest_are_kept(learner, model_path, tmp_path):
     saved = checkpoints(tmp_path, model_path, keep=2)
     for version in (8, 9, 10, 11):
-        saved.save(learner.engine, version, [])
+        saved.save(learner.engines, version, [])
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["v00010", "v00011"]
 
 
 def test_a_crash_before_the_rename_leaves_the_older_one_usable(learner, model_path, tmp_path, monkeypatch):
     saved = checkpoints(tmp_path, model_path)
-    saved.save(learner.engine, 1, [])
+    saved.save(learner.engines, 1, [])
     with monkeypatch.context() as crash:
         crash.setattr("pathlib.Path.rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            saved.save(learner.engine, 2, [])
+            saved.save(learner.engines, 2, [])
     state = checkpoints(tmp_path, model_path).newest()
     assert state is not None
     assert state.version == 1
-    saved.save(learner.engine, 2, [])
+    saved.save(learner.engines, 2, [])
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["v00001", "v00002"]
 
 
@@ -89,7 +89,7 @@ def test_a_folder_appears_only_when_complete(tmp_path):
 
 
 def test_a_checkpoint_of_another_model_is_refused(learner, model_path, tmp_path):
-    checkpoints(tmp_path, model_path).save(learner.engine, 1, [])
+    checkpoints(tmp_path, model_path).save(learner.engines, 1, [])
     with pytest.raises(ConfigurationError, match=r"must be of the model in run.model_path, another, got model"):
         checkpoints(tmp_path, model_path, fingerprint="another").newest()
 
@@ -97,7 +97,7 @@ def test_a_checkpoint_of_another_model_is_refused(learner, model_path, tmp_path)
 def test_starting_anew_over_checkpoints_is_refused(learner, model_path, tmp_path):
     saved = checkpoints(tmp_path, model_path)
     saved.require_none()
-    saved.save(learner.engine, 1, [])
+    saved.save(learner.engines, 1, [])
     with pytest.raises(ConfigurationError, match=r"must hold no checkpoint with trainer.checkpoint.resume=never"):
         saved.require_none()
 

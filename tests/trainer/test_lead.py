@@ -21,7 +21,7 @@ def configuration(tmp_path):
     return Configuration(
         run=RunSection(id="run", directory=str(tmp_path), model_path="model"),
         rollout=RolloutSection(rollout_batch_size=2, num_return_sequences_in_group=2),
-        trainer=section(scale_by_std=False, ppo_max_token_len_per_gpu=20),
+        trainer=section(advantage={"scale_by_std": False}, ppo_max_token_len_per_gpu=20),
     )
 
 
