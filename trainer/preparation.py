@@ -1,6 +1,6 @@
 """What an update needs once, before its first epoch, and without gradient.
 
-    collate → score (reference, proximal) → token rewards → advantages
+    collate → score (reference, proximal) → token rewards → advantages → mean weight of the correction
 
 The proximal policy is the one that the update begins with. With one step an update the policy in the loss *is* the proximal
 policy, so nothing is scored for it unless something needs its log-probabilities before that step.
@@ -8,9 +8,9 @@ policy, so nothing is scored for it unless something needs its log-probabilities
 Shapes: B sequences, T tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import deepspeed
 import torch
@@ -20,7 +20,9 @@ from shared.configuration import TrainerSection
 from shared.trajectory import Trajectory
 from trainer import ranks
 from trainer.batching import BatchPlan
+from trainer.corrections import correct
 from trainer.kl import KL_ESTIMATORS, KlController, clamped_log_ratio
+from trainer.losses import POLICY_LOSSES
 from trainer.micro_batch import MicroBatch, collate
 from trainer.reference import ReferencePolicy
 
@@ -37,6 +39,8 @@ class Prepared:
     """log π_ref of the tokens that carry loss. None: no reference policy."""
     reward_penalties_BT: Tensor | None
     """β · KL(π_prox ‖ π_ref) of the tokens that carry loss, to take off their rewards. None: the KL is in the loss, if at all."""
+    mean_weight: float
+    """What the correction's weights are divided by; the same for all micro-batches and ranks."""
 
 
 class Preparation:
@@ -53,6 +57,7 @@ class Preparation:
         """Args: controller: of the KL penalty's β; without a reference it is not asked."""
         self._engine = engine
         self._kl = trainer.kl
+        self._correction = trainer.correction
         self._controller = controller
         self._needs_proximal = needs_proximal(trainer)
         self._reference = reference
@@ -70,29 +75,52 @@ class Preparation:
             )
             for planned in plan.shares[ranks.rank()]
         ]
-        self._engine.eval()
         with ExitStack() as stack:
             if self._reference:
                 stack.enter_context(self._reference.scoring())
             prepared = [self._score(rows) for rows in batches]
-        self._engine.train()
+        if self._correction.batch_normalise:
+            mean_weight = self._mean_weight(prepared, plan)
+            prepared = [replace(each, mean_weight=mean_weight) for each in prepared]
         return prepared
 
     def _score(self, rows: MicroBatch) -> Prepared:
-        proximal_BT = self._proximal(rows) if self._needs_proximal else None
+        proximal_BT = self.score(rows) if self._needs_proximal else None
         reference_BT = self._reference.logprobs(rows) if self._reference else None
-        return Prepared(rows, proximal_BT, reference_BT, self._reward_penalties(proximal_BT, reference_BT))
+        return Prepared(rows, proximal_BT, reference_BT, self._reward_penalties(proximal_BT, reference_BT), mean_weight=1.0)
 
     def _reward_penalties(self, proximal_BT: Tensor | None, reference_BT: Tensor | None) -> Tensor | None:
         if proximal_BT is None or reference_BT is None or self._kl.place != "reward":
             return None
         return self._controller.coefficient * KL_ESTIMATORS[self._kl.estimator](clamped_log_ratio(reference_BT, proximal_BT))
 
-    def _proximal(self, rows: MicroBatch) -> Tensor:
+    @torch.no_grad()
+    def score(self, rows: MicroBatch) -> Tensor:
+        """log π_θ as the weights are, of the tokens that carry loss, [B, T] float32, 0 elsewhere. A collective."""
+        self._engine.eval()
         logprobs_BT: Tensor = self._engine(rows.token_ids_BT, rows.loss_mask_BT, rows.temperatures_B)
         return logprobs_BT
 
+    def _mean_weight(self, prepared: Sequence[Prepared], plan: BatchPlan) -> float:
+        """Of all tokens of the batch that carry loss; 1 if every weight is 0."""
+        total = torch.zeros(1, dtype=torch.float64, device=self._engine.device)
+        for each in prepared:
+            assert each.proximal_logprobs_BT is not None
+            correction = correct(each.proximal_logprobs_BT, each.rows, self._correction, version=plan.version)
+            total += correction.weights_BT[each.rows.loss_mask_BT].double().sum()
+        ranks.sum_in_place(total)
+        return total.item() / plan.num_sampled_tokens or 1.0
+
 
 def needs_proximal(trainer: TrainerSection) -> bool:
-    """Whether log π_prox is needed before the first step or after it."""
-    return trainer.kl.is_used and trainer.kl.place == "reward"
+    """Whether log π_prox is needed before the first step, or after it."""
+    is_read_before = trainer.correction.batch_normalise or (trainer.kl.is_used and trainer.kl.place == "reward")
+    is_read_by_loss = trainer.correction.needs_ratio or reads_proximal(trainer)
+    return is_read_before or (trainer.ppo_epochs > 1 and is_read_by_loss)
+
+
+def reads_proximal(trainer: TrainerSection) -> bool:
+    """Whether the policy loss looks at log π_prox. One of a user's own may."""
+    if trainer.pg_variant == "decoupled_ppo":
+        return trainer.policy_loss.proximal == "recomputed"
+    return trainer.pg_variant not in POLICY_LOSSES

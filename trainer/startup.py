@@ -19,7 +19,7 @@ from trainer.lead import Lead
 from trainer.learner import Learner
 from trainer.model import Policy, build_engine, load_policy, start_ranks
 from trainer.redis_connection import impatient_client, patient_client
-from trainer.reference import ReferencePolicy
+from trainer.reference import load_reference
 from trainer.rollouts import RolloutReader
 from trainer.step import TrainingLoop
 from trainer.stopping import StopSignal
@@ -39,6 +39,7 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
         policy = load_policy(Path(configuration.run.model_path), trainer)
         checkpoints = _checkpoints(configuration, policy)
         engine = build_engine(policy, trainer)
+        reference = load_reference(trainer, model_path=Path(configuration.run.model_path), device=engine.device)
         resumed = _resume(configuration, checkpoints, engine)
         keys = Keys(configuration.run.id)
         client = stack.enter_context(patient_client(configuration.redis.url))
@@ -47,7 +48,7 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
         yield TrainingLoop(
             configuration,
             resumed=resumed,
-            learner=Learner(engine, trainer, seed=configuration.run.seed, reference=_reference(configuration, engine.device)),
+            learner=Learner(engine, trainer, seed=configuration.run.seed, reference=reference),
             consumer=TrajectoryConsumer(client, keys, ledger),
             checkpoints=checkpoints,
             lead=lead,
@@ -68,14 +69,6 @@ def _checkpoints(configuration: Configuration, policy: Policy) -> Checkpoints:
         fingerprint=policy.fingerprint(),
         model_path=Path(configuration.run.model_path),
     )
-
-
-def _reference(configuration: Configuration, device: torch.device) -> ReferencePolicy | None:
-    trainer = configuration.trainer
-    if not trainer.kl.is_used:
-        return None
-    path = Path(trainer.kl.reference_path or configuration.run.model_path)
-    return ReferencePolicy(load_policy(path, trainer), device=device, is_offloaded=trainer.kl.offload_reference)
 
 
 def _resume(configuration: Configuration, checkpoints: Checkpoints, engine: object) -> RunState | None:
