@@ -82,7 +82,7 @@ class Learner:
             self.engine.set_gradient_accumulation_boundary(index == len(prepared) - 1)
             rows = each.rows
             logprobs_BT = self.engine(rows.token_ids_BT, rows.loss_mask_BT, rows.temperatures_B)
-            loss = self._objective.loss(logprobs_BT, each, plan, sums)
+            loss = self._objective.loss(logprobs_BT, each, version=plan.version, batch=plan.size, sums=sums)
             self.engine.backward(loss * ranks.count(), scale_wrt_gas=False)
         return sums.reduce()
 

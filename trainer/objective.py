@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from shared.configuration import TrainerSection
-from trainer.aggregation import AGGREGATIONS
-from trainer.batching import BatchPlan
+from trainer.aggregation import AGGREGATIONS, BatchSize
 from trainer.corrections import correct
 from trainer.kl import KL_ESTIMATORS, KlController, clamped_log_ratio
 from trainer.losses import LossInputs
@@ -31,20 +30,20 @@ class Objective:
         self._policy_loss = load_policy_loss(trainer.pg_variant, import_allowlist=trainer.import_allowlist)
         self._aggregation = AGGREGATIONS[trainer.loss_agg_mode]
 
-    def loss(self, logprobs_BT: Tensor, prepared: Prepared, plan: BatchPlan, sums: MeasureSums) -> Tensor:
+    def loss(self, logprobs_BT: Tensor, prepared: Prepared, *, version: int, batch: BatchSize, sums: MeasureSums) -> Tensor:
         """This micro-batch's share of the loss of the whole batch, a scalar; what it measures goes to `sums`.
 
-        Args: logprobs_BT: log π_θ of the tokens that carry loss, with gradient.
+        Args: logprobs_BT: log π_θ of the tokens that carry loss, with gradient. version: the one being trained.
         """
         rows = prepared.rows
-        inputs = loss_inputs(logprobs_BT, prepared, plan.version)
+        inputs = loss_inputs(logprobs_BT, prepared, version)
         policy_loss = self._policy_loss(inputs, self._trainer.policy_loss)
-        correction = correct(inputs.proximal_logprobs_BT, rows, self._trainer.correction, version=plan.version)
+        correction = correct(inputs.proximal_logprobs_BT, rows, self._trainer.correction, version=version)
         kl_BT = self._reference_kl(logprobs_BT, prepared.reference_logprobs_BT)
         per_token_BT = correction.weights_BT / prepared.mean_weight * policy_loss.per_token_BT
         if self._trainer.kl.place == "loss":
             per_token_BT = per_token_BT + self._kl_controller.coefficient * kl_BT
-        token_weights_BT = self._aggregation(rows.loss_mask_BT, plan.size, norm_tokens=self._trainer.loss_norm_tokens)
+        token_weights_BT = self._aggregation(rows.loss_mask_BT, batch, norm_tokens=self._trainer.loss_norm_tokens)
         loss = (token_weights_BT * per_token_BT).sum()
         sums.add(
             loss=loss, rows=rows, log_ratio_BT=inputs.log_ratio_BT, policy_loss=policy_loss, correction=correction, kl_BT=kl_BT

@@ -59,7 +59,7 @@ class Preparation:
         self._kl = trainer.kl
         self._correction = trainer.correction
         self._controller = controller
-        self._needs_proximal = needs_proximal(trainer)
+        self._needs_proximal = needs_proximal(trainer, num_steps=trainer.ppo_epochs)
         self._reference = reference
 
     @torch.no_grad()
@@ -112,11 +112,11 @@ class Preparation:
         return total.item() / plan.num_sampled_tokens or 1.0
 
 
-def needs_proximal(trainer: TrainerSection) -> bool:
-    """Whether log π_prox is needed before the first step, or after it."""
+def needs_proximal(trainer: TrainerSection, *, num_steps: int) -> bool:
+    """Whether log π_prox is needed before the first of the update's steps, or after it."""
     is_read_before = trainer.correction.batch_normalise or (trainer.kl.is_used and trainer.kl.place == "reward")
     is_read_by_loss = trainer.correction.needs_ratio or reads_proximal(trainer)
-    return is_read_before or (trainer.ppo_epochs > 1 and is_read_by_loss)
+    return is_read_before or (num_steps > 1 and is_read_by_loss)
 
 
 def reads_proximal(trainer: TrainerSection) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from shared.configuration import TrainerSection
 from tests.trainer.micro_batches import micro_batch
-from trainer.batching import BatchPlan
+from trainer.aggregation import BatchSize
 from trainer.kl import KlController
 from trainer.losses import POLICY_LOSSES
 from trainer.measures import MeasureSums
@@ -58,13 +58,13 @@ class Batch:
     def evaluate(self, trainer, *, cuts=((0, B),)):
         """Loss, gradient by log-probability and measures, in one micro-batch or several."""
         objective = Objective(trainer, KlController(trainer.kl))
-        plan = BatchPlan(version=3, oldest_version=0, num_sequences=B, num_sampled_tokens=int(self.mask.sum()), shares=())
+        size = BatchSize(num_sequences=B, num_sampled_tokens=int(self.mask.sum()))
         sums = MeasureSums(torch.device("cpu"))
         logprobs = self.logprobs.clone().requires_grad_()
         total = torch.zeros(())
         for start, end in cuts:
             rows = slice(start, end)
-            total = total + objective.loss(logprobs[rows], self.prepared(rows), plan, sums)
+            total = total + objective.loss(logprobs[rows], self.prepared(rows), version=3, batch=size, sums=sums)
         total.backward()
         return total.item(), logprobs.grad, sums.reduce()
 

@@ -82,22 +82,20 @@ def test_when_every_token_is_dropped_nothing_is_divided_by_zero(prepare):
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("settings", "by_number_of_steps"),
     [
-        ({}, False),
-        ({"ppo_epochs": 2}, False),
-        ({"pg_variant": "decoupled_ppo"}, False),
-        ({"pg_variant": "decoupled_ppo", "ppo_epochs": 2}, True),
-        ({"pg_variant": "decoupled_ppo", "ppo_epochs": 2, "policy_loss": {"proximal": "interpolated"}}, False),
-        ({"pg_variant": "package.module:loss", "ppo_epochs": 2}, True),
-        ({"correction": {"action": "mask"}}, False),
-        ({"correction": {"action": "mask"}, "ppo_epochs": 2}, True),
-        ({"correction": {"max_age": 1}, "ppo_epochs": 2}, False),
-        ({"correction": {"reject_by": "k1"}, "ppo_epochs": 2}, True),
-        ({"correction": {"batch_normalise": True}}, True),
-        ({"kl": {"coefficient": 0.1}}, False),
-        ({"kl": {"coefficient": 0.1, "place": "reward"}}, True),
+        ({}, (False, False)),
+        ({"pg_variant": "decoupled_ppo"}, (False, True)),
+        ({"pg_variant": "decoupled_ppo", "policy_loss": {"proximal": "interpolated"}}, (False, False)),
+        ({"pg_variant": "package.module:loss"}, (False, True)),
+        ({"correction": {"action": "mask"}}, (False, True)),
+        ({"correction": {"max_age": 1}}, (False, False)),
+        ({"correction": {"reject_by": "k1"}}, (False, True)),
+        ({"correction": {"batch_normalise": True}}, (True, True)),
+        ({"kl": {"coefficient": 0.1}}, (False, False)),
+        ({"kl": {"coefficient": 0.1, "place": "reward"}}, (True, True)),
     ],
+    ids=str,
 )
-def test_the_proximal_policy_is_scored_only_where_it_is_not_the_one_in_the_loss(settings, expected):
-    assert needs_proximal(section(**settings)) == expected
+def test_the_proximal_policy_is_scored_only_where_it_is_not_the_one_in_the_loss(settings, by_number_of_steps):
+    assert tuple(needs_proximal(section(**settings), num_steps=steps) for steps in (1, 2)) == by_number_of_steps
