@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.environment_spec import PositiveFloat, PositiveInt
+from shared.loss_settings import IMPORT_PATH
 
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
@@ -83,11 +84,11 @@ def check(estimator: str, advantage: AdvantageSection, critic: CriticSection | N
 
     Args: has_reward_kl: a KL penalty is taken off the rewards of tokens.
     """
-    if ":" in estimator:
+    if IMPORT_PATH.fullmatch(estimator):
         return
     if estimator not in ESTIMATORS:
         raise ValueError(
-            f"trainer.adv_estimator must be {', '.join(ESTIMATORS)}, or package.module:name of one's own, got {estimator!r}"
+            f"trainer.adv_estimator must be one of {', '.join(ESTIMATORS)}, or package.module:name of one's own, got {estimator!r}"
         )
     if has_reward_kl and estimator not in TOKEN_LEVEL_ESTIMATORS:
         raise ValueError(

@@ -19,7 +19,7 @@ from shared import advantage_settings, redis_address, strict_yaml
 from shared.advantage_settings import AdvantageSection, CriticSection
 from shared.environment_spec import EnvironmentSpec, PositiveFloat, PositiveInt
 from shared.errors import ConfigurationError
-from shared.loss_settings import KlSection
+from shared.loss_settings import CorrectionSection, KlSection, PolicyLossSection, check_single_correction, check_variant
 from shared.names import Name
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -181,16 +181,22 @@ class TrainerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adam_betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: PositiveFloat = 1.0
     adv_estimator: str = "grpo"
-    """grpo, rloo, lite_ppo, gigpo, step_reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, gae, or
-    package.module:name of an AdvantageEstimator (trainer/advantages.py)."""
+    """grpo, rloo, lite_ppo, gigpo, step_reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, gae, or package.module:name
+    of an AdvantageEstimator of one's own (trainer/advantages.py) inside `import_allowlist`."""
     advantage: AdvantageSection = AdvantageSection()
     critic: CriticSection | None = None
     """The value model that gae needs, and nothing else takes."""
-    pg_variant: Literal["ppo", "tis", "vanilla"] = "ppo"
-    clip_low: NonNegativeFloat = 0.2
-    clip_high: NonNegativeFloat = 0.2
-    tis_cap: PositiveFloat = 2.0
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = "token-mean"
+    pg_variant: str = "ppo"
+    """The policy loss: ppo, tis, vanilla, cispo, topr, kimi15, decoupled_ppo, gspo, clamped_is, or package.module:function, a
+    trainer.losses.PolicyLossFunction of one's own inside `import_allowlist`."""
+    import_allowlist: tuple[str, ...] = ("examples",)
+    """Packages that `pg_variant` and `adv_estimator` may be imported from."""
+    policy_loss: PolicyLossSection = PolicyLossSection()
+    correction: CorrectionSection = CorrectionSection()
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = "token-mean"
+    """How tokens' losses become one number, over the whole batch."""
+    loss_norm_tokens: PositiveInt | None = None
+    """L, the constant that seq-mean-token-sum-norm divides by, usually the most tokens that an episode may sample."""
     kl: KlSection = KlSection()
     ppo_epochs: PositiveInt = 1
     ppo_max_token_len_per_gpu: PositiveInt = 16384
@@ -206,6 +212,15 @@ class TrainerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight_push: WeightPushSection = WeightPushSection()
     checkpoint: CheckpointSection = CheckpointSection()
     evaluation: EvaluationSection = EvaluationSection()
+
+    def __post_init__(self) -> None:
+        check_variant(self.pg_variant)
+        check_single_correction(self.pg_variant, self.correction)
+        if (self.loss_agg_mode == "seq-mean-token-sum-norm") != (self.loss_norm_tokens is not None):
+            raise ValueError(
+                "loss_norm_tokens must be given with loss_agg_mode 'seq-mean-token-sum-norm' and with no other, got "
+                f"{self.loss_norm_tokens} with {self.loss_agg_mode!r}"
+            )
 
 
 class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -68,19 +68,23 @@ def advantage_estimator(trainer: TrainerSection) -> AdvantageEstimator:
     Raises: ConfigurationError if there is none of that name, or it does not fit the settings of KL and critic.
     """
     name = trainer.adv_estimator
-    estimator = named.find(
-        name,
-        ADVANTAGE_ESTIMATORS,
-        key="trainer.adv_estimator",
-        noun="an AdvantageEstimator",
-        is_one=lambda value: isinstance(value, AdvantageEstimator),
-    )
+    estimator = ADVANTAGE_ESTIMATORS[name] if name in ADVANTAGE_ESTIMATORS else _own(name, trainer.import_allowlist)
     if estimator.needs_critic != (trainer.critic is not None):
         wanted, found = ("be given", "none") if estimator.needs_critic else ("not be given", "one")
         raise ConfigurationError(f"trainer.critic must {wanted} with adv_estimator {name!r}, got {found}")
     if estimator.by_token is None and trainer.kl.is_in_reward:
         raise ConfigurationError(
             f"trainer.kl.place must be 'loss' with adv_estimator {name!r}, which has no rewards of tokens, got 'reward'"
+        )
+    return estimator
+
+
+def _own(import_path: str, import_allowlist: Sequence[str]) -> AdvantageEstimator:
+    key, noun = "trainer.adv_estimator", "an AdvantageEstimator"
+    estimator = named.imported(import_path, key=key, noun=noun, import_allowlist=import_allowlist)
+    if not isinstance(estimator, AdvantageEstimator):
+        raise ConfigurationError(
+            f"{key} must name {noun}, and {import_path!r} is of type {type(estimator).__name__}; see trainer/advantages.py"
         )
     return estimator
 

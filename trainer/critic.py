@@ -99,7 +99,7 @@ class Critic:
         for index, (rows, targets) in enumerate(batches):
             self.engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
             loss = value_loss(self.engine(rows.token_ids_BT, rows.is_sampled_BT), targets, value_clip=self._value_clip)
-            share = (token_mean(rows.loss_mask_BT, size) * loss.per_token_BT).sum()
+            share = (token_mean(rows.loss_mask_BT, size, norm_tokens=None) * loss.per_token_BT).sum()
             self.engine.backward(share * ranks.count(), scale_wrt_gas=False)
             sums += _sums(share, loss, targets, rows.loss_mask_BT)
         self.engine.step()

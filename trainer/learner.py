@@ -14,14 +14,13 @@ from torch import Tensor
 from shared.configuration import TrainerSection
 from shared.trajectory import Trajectory
 from trainer import ranks
-from trainer.aggregation import AGGREGATIONS
 from trainer.batching import BatchPlan
 from trainer.critic import Critic, ValueMeasures
 from trainer.kl import KlController
-from trainer.losses import POLICY_LOSSES, LossSettings, behaviour_log_ratio
 from trainer.measures import Measures, MeasureSums
 from trainer.mismatch import MismatchCheck
 from trainer.model import Policy
+from trainer.objective import Objective
 from trainer.preparation import Preparation, Prepared
 from trainer.reference import ReferencePolicy
 
@@ -33,6 +32,8 @@ class Learned:
     measures: Measures
     kl_behaviour_before: float
     """KL(μ ‖ π_θ) before the first step: how far the data was from the policy that began to learn from it."""
+    kl_coefficient: float
+    """β that the update used."""
     grad_norm: float
     """Before clipping; 0 while the critic warms up."""
     learning_rate: float
@@ -60,10 +61,8 @@ class Learner:
         self._preparation = Preparation(engine, trainer, reference=reference, controller=self.kl_controller, critic=critic)
         self._trainer = trainer
         self._seed = seed
-        self._policy_loss = POLICY_LOSSES[trainer.pg_variant]
-        self._token_weights = AGGREGATIONS[trainer.loss_agg_mode]
-        self._bounds = LossSettings(trainer.clip_low, trainer.clip_high, trainer.tis_cap)
-        self._mismatch = MismatchCheck(max_mean_mismatch=trainer.max_logprob_mismatch)
+        self._objective = Objective(trainer, self.kl_controller)
+        self._mismatch = MismatchCheck(self._preparation.score, max_mean=trainer.max_logprob_mismatch, device=engine.device)
 
     @property
     def policy(self) -> Policy:
@@ -86,20 +85,28 @@ class Learner:
         # Dropout, if the model has any, repeats in an update that a crash made run again.
         torch.manual_seed((self._seed * 1_000_003 + plan.version) * ranks.count() + ranks.rank())
         prepared = self._preparation.prepare(plan, trajectories)
+        self._mismatch.judge([each.rows for each in prepared])
         if plan.version < self._critic_warmup:
-            measures = self._measure(plan, prepared)
-            self._mismatch.judge(measures)
             values = [self._learn_values(plan, prepared) for _ in range(self._trainer.ppo_epochs)]
-            return Learned(measures, measures.kl_behaviour, grad_norm=0.0, learning_rate=0.0, values=values[-1])
+            measures = self._measure(plan, prepared)
+            return Learned(measures, measures.kl_behaviour, self.kl_controller.coefficient, 0.0, 0.0, values[-1])
+        self.engine.train()
         epochs: list[Measures] = []
         values = []
         for _ in range(self._trainer.ppo_epochs):
             epochs.append(self._accumulate(plan, prepared))
-            self._mismatch.judge(epochs[-1])
             self.engine.step()
             values.append(self._learn_values(plan, prepared))
-        grad_norm = float(self.engine.get_global_grad_norm())
-        return Learned(epochs[-1], epochs[0].kl_behaviour, grad_norm, learning_rate, values[-1])
+        kl_coefficient = self.kl_controller.coefficient
+        self.kl_controller.observe(epochs[0].kl_reference, num_sequences=plan.num_sequences)
+        return Learned(
+            epochs[-1],
+            epochs[0].kl_behaviour,
+            kl_coefficient,
+            grad_norm=float(self.engine.get_global_grad_norm()),
+            learning_rate=learning_rate,
+            values=values[-1],
+        )
 
     def _learn_values(self, plan: BatchPlan, prepared: Sequence[Prepared]) -> ValueMeasures | None:
         """A step of the critic, if there is one."""
@@ -109,6 +116,8 @@ class Learner:
 
     @torch.no_grad()
     def _measure(self, plan: BatchPlan, prepared: Sequence[Prepared]) -> Measures:
+        """What `_accumulate` measures, of a policy that does not learn."""
+        self.engine.eval()
         sums = MeasureSums(self.engine.device)
         for each in prepared:
             self._loss(plan, each, sums)
@@ -123,20 +132,9 @@ class Learner:
         return sums.reduce()
 
     def _loss(self, plan: BatchPlan, prepared: Prepared, sums: MeasureSums) -> Tensor:
-        """This micro-batch's share of the loss of the whole batch."""
         rows = prepared.rows
         logprobs_BT = self.engine(rows.token_ids_BT, rows.loss_mask_BT, rows.temperatures_B)
-        log_ratio_BT = behaviour_log_ratio(logprobs_BT, rows.behaviour_logprobs_BT)
-        policy_loss = self._policy_loss(logprobs_BT, log_ratio_BT, rows.advantages_BT, self._bounds)
-        loss = (self._token_weights(rows.loss_mask_BT, plan.size) * policy_loss.per_token_BT).sum()
-        sums.add(
-            loss=loss,
-            log_ratio_BT=log_ratio_BT,
-            is_clipped_BT=policy_loss.is_clipped_BT,
-            loss_mask_BT=rows.loss_mask_BT,
-            is_on_policy_B1=rows.is_on_policy_B1,
-        )
-        return loss
+        return self._objective.loss(logprobs_BT, prepared, version=plan.version, batch=plan.size, sums=sums)
 
     def _set_learning_rate(self, version: int) -> float:
         first = min(version, self._critic_warmup)

@@ -1,35 +1,29 @@
-"""What the run file names: one of ours from a registry, or one of the user's by import path."""
+"""What the run file names by import path: something of the user's own."""
 
 import importlib
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from shared.errors import ConfigurationError
+from shared.import_paths import is_inside
 
-T = TypeVar("T")
 
+def imported(import_path: str, *, key: str, noun: str, import_allowlist: Sequence[str]) -> Any:
+    """What `package.module:name` names.
 
-def find(name: str, registry: Mapping[str, T], *, key: str, noun: str, is_one: Callable[[Any], bool] = callable) -> T:
-    """`registry[name]`, or what `package.module:attribute` names.
-
-    Args: key: of the run file, for messages. noun: what is named, with its article. is_one: whether an imported value is one.
-    Raises: ConfigurationError if it is unknown, cannot be imported, or is something else.
+    Args: key: of the run file, for messages. noun: what is named, with its article.
+    Raises: ConfigurationError if it is outside the allowlist, or cannot be imported.
     """
-    if name in registry:
-        return registry[name]
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
+    if not is_inside(import_path, import_allowlist):
         raise ConfigurationError(
-            f"{key} must be {', '.join(registry)}, or package.module:name of {noun} of one's own, got {name!r}"
+            f"{key} must be inside trainer.import_allowlist ({', '.join(import_allowlist) or 'empty'}), got "
+            f"{import_path!r}; add its package to the allowlist in the run file"
         )
+    module, _, name = import_path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), name)
     except Exception as error:  # Importing somebody's module may raise anything.
         raise ConfigurationError(
-            f"{key} must name {noun} that can be imported, and {name!r} cannot: {type(error).__name__}: {error}; correct it, or "
-            "put its folder on PYTHONPATH where the trainer runs"
+            f"{key} must name {noun} that can be imported, and {import_path!r} cannot: {type(error).__name__}: {error}; correct "
+            "it, or install what it needs where the trainer runs"
         ) from error
-    if not is_one(found):
-        raise ConfigurationError(f"{key} must name {noun}, and {name!r} is a {type(found).__name__}; name one")
-    value: T = found
-    return value

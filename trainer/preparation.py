@@ -1,6 +1,6 @@
 """What an update needs once, before its first epoch, and without gradient.
 
-    collate → score (reference, proximal, values) → token rewards → advantages
+    collate → score (reference, proximal, values) → token rewards → advantages → mean weight of the correction
 
 The proximal policy is the one that the update begins with. With one step an update the policy in the loss *is* the proximal
 policy, so nothing is scored for it unless something needs its log-probabilities before that step.
@@ -8,10 +8,9 @@ policy, so nothing is scored for it unless something needs its log-probabilities
 Shapes: B sequences, T tokens.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import deepspeed
 import torch
@@ -21,9 +20,11 @@ from shared.configuration import TrainerSection
 from shared.trajectory import Trajectory
 from trainer import ranks
 from trainer.batching import BatchPlan, Share
+from trainer.corrections import correct
 from trainer.critic import Critic, ValueTargets
 from trainer.estimation import Scored, TokenEstimation
 from trainer.kl import KL_ESTIMATORS, KlController, clamped_log_ratio
+from trainer.losses import POLICY_LOSSES
 from trainer.micro_batch import MicroBatch, collate
 from trainer.reference import ReferencePolicy
 
@@ -40,7 +41,9 @@ class Prepared:
     """log π_ref of the tokens that carry loss. None: no reference policy."""
     reward_penalties_BT: Tensor | None
     """β · KL(π_prox ‖ π_ref) of the tokens that carry loss, to take off their rewards. None: the KL is in the loss, if at all."""
-    value_targets: ValueTargets | None
+    mean_weight: float
+    """What the correction's weights are divided by; the same for all micro-batches and ranks."""
+    value_targets: ValueTargets | None = None
     """What the critic learns from it. None: no critic."""
 
 
@@ -54,15 +57,16 @@ class Preparation:
         *,
         reference: ReferencePolicy | None,
         controller: KlController,
-        critic: Critic | None,
+        critic: Critic | None = None,
     ) -> None:
         """Args: controller: of the KL penalty's β; without a reference it is not asked."""
         self._engine = engine
         self._critic = critic
         self._estimation = TokenEstimation(trainer)
         self._kl = trainer.kl
+        self._correction = trainer.correction
         self._controller = controller
-        self._needs_proximal = needs_proximal(trainer)
+        self._needs_proximal = needs_proximal(trainer, num_steps=trainer.ppo_epochs)
         self._reference = reference
 
     @torch.no_grad()
@@ -79,18 +83,20 @@ class Preparation:
             )
             for planned in share
         ]
-        self._engine.eval()
         with ExitStack() as stack:
             if self._reference:
                 stack.enter_context(self._reference.scoring())
             prepared = [self._score(rows) for rows in batches]
-        self._engine.train()
-        return self._with_advantages(prepared, share)
+        prepared = self._with_advantages(prepared, share)
+        if self._correction.batch_normalise:
+            mean_weight = self._mean_weight(prepared, plan)
+            prepared = [replace(each, mean_weight=mean_weight) for each in prepared]
+        return prepared
 
     def _score(self, rows: MicroBatch) -> Prepared:
-        proximal_BT = self._proximal(rows) if self._needs_proximal else None
+        proximal_BT = self.score(rows) if self._needs_proximal else None
         reference_BT = self._reference.logprobs(rows) if self._reference else None
-        return Prepared(rows, proximal_BT, reference_BT, self._reward_penalties(proximal_BT, reference_BT), value_targets=None)
+        return Prepared(rows, proximal_BT, reference_BT, self._reward_penalties(proximal_BT, reference_BT), mean_weight=1.0)
 
     def _with_advantages(self, prepared: Sequence[Prepared], share: Share) -> list[Prepared]:
         scored = [
@@ -98,9 +104,9 @@ class Preparation:
             for planned, each in zip(share, prepared, strict=True)
         ]
         return [
-            dataclasses.replace(
+            replace(
                 each,
-                rows=dataclasses.replace(each.rows, advantages_BT=estimated.advantages_BT),
+                rows=replace(each.rows, advantages_BT=estimated.advantages_BT),
                 value_targets=estimated.targets,
             )
             for each, estimated in zip(prepared, self._estimation.estimate(scored), strict=True)
@@ -111,11 +117,33 @@ class Preparation:
             return None
         return self._controller.coefficient * KL_ESTIMATORS[self._kl.estimator](clamped_log_ratio(reference_BT, proximal_BT))
 
-    def _proximal(self, rows: MicroBatch) -> Tensor:
+    @torch.no_grad()
+    def score(self, rows: MicroBatch) -> Tensor:
+        """log π_θ as the weights are, of the tokens that carry loss, [B, T] float32, 0 elsewhere. A collective."""
+        self._engine.eval()
         logprobs_BT: Tensor = self._engine(rows.token_ids_BT, rows.loss_mask_BT, rows.temperatures_B)
         return logprobs_BT
 
+    def _mean_weight(self, prepared: Sequence[Prepared], plan: BatchPlan) -> float:
+        """Of all tokens of the batch that carry loss; 1 if every weight is 0."""
+        total = torch.zeros(1, dtype=torch.float64, device=self._engine.device)
+        for each in prepared:
+            assert each.proximal_logprobs_BT is not None
+            correction = correct(each.proximal_logprobs_BT, each.rows, self._correction, version=plan.version)
+            total += correction.weights_BT[each.rows.loss_mask_BT].double().sum()
+        ranks.sum_in_place(total)
+        return total.item() / plan.num_sampled_tokens or 1.0
 
-def needs_proximal(trainer: TrainerSection) -> bool:
-    """Whether log π_prox is needed before the first step or after it."""
-    return trainer.kl.is_in_reward
+
+def needs_proximal(trainer: TrainerSection, *, num_steps: int) -> bool:
+    """Whether log π_prox is needed before the first of the update's steps, or after it."""
+    is_read_before = trainer.correction.batch_normalise or trainer.kl.is_in_reward
+    is_read_by_loss = trainer.correction.needs_ratio or reads_proximal(trainer)
+    return is_read_before or (num_steps > 1 and is_read_by_loss)
+
+
+def reads_proximal(trainer: TrainerSection) -> bool:
+    """Whether the policy loss looks at log π_prox. One of a user's own may."""
+    if trainer.pg_variant == "decoupled_ppo":
+        return trainer.policy_loss.proximal == "recomputed"
+    return trainer.pg_variant not in POLICY_LOSSES

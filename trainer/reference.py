@@ -2,12 +2,25 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from shared.configuration import TrainerSection
 from trainer.micro_batch import MicroBatch
-from trainer.model import Policy
+from trainer.model import Policy, load_policy
+
+
+def load_reference(trainer: TrainerSection, *, model_path: Path, device: torch.device) -> "ReferencePolicy | None":
+    """The reference policy that the run file asks for; None without a KL penalty.
+
+    Args: model_path: what the run started from. Raises: ConfigurationError if `trainer.kl.reference_path` cannot be loaded.
+    """
+    if not trainer.kl.is_used:
+        return None
+    path = Path(trainer.kl.reference_path) if trainer.kl.reference_path else model_path
+    return ReferencePolicy(load_policy(path, trainer), device=device, is_offloaded=trainer.kl.offload_reference)
 
 
 class ReferencePolicy:

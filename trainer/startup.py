@@ -22,7 +22,7 @@ from trainer.lead import Lead
 from trainer.learner import Learner
 from trainer.model import Policy, build_engine, fingerprint, load_policy, start_ranks
 from trainer.redis_connection import impatient_client, patient_client
-from trainer.reference import ReferencePolicy
+from trainer.reference import load_reference
 from trainer.rollouts import RolloutReader
 from trainer.step import TrainingLoop
 from trainer.stopping import StopSignal
@@ -48,7 +48,7 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
             engine,
             trainer,
             seed=configuration.run.seed,
-            reference=_reference(configuration, engine.device),
+            reference=load_reference(trainer, model_path=Path(configuration.run.model_path), device=engine.device),
             critic=build_critic(critic, trainer) if critic else None,
         )
         resumed = _resume(configuration, checkpoints, learner.engines)
@@ -99,14 +99,6 @@ def _checkpoints(configuration: Configuration, policy: Policy, critic: ValueMode
         fingerprint=policy.fingerprint() + (f"+{fingerprint(critic.backbone)}" if critic else ""),
         model_path=Path(configuration.run.model_path),
     )
-
-
-def _reference(configuration: Configuration, device: torch.device) -> ReferencePolicy | None:
-    trainer = configuration.trainer
-    if not trainer.kl.is_used:
-        return None
-    path = Path(trainer.kl.reference_path or configuration.run.model_path)
-    return ReferencePolicy(load_policy(path, trainer), device=device, is_offloaded=trainer.kl.offload_reference)
 
 
 def _resume(configuration: Configuration, checkpoints: Checkpoints, engines: Mapping[str, object]) -> RunState | None:

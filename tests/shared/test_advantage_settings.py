@@ -16,7 +16,7 @@ def decode(*, rollout=None, **trainer):
 @pytest.mark.parametrize(
     ("trainer", "message"),
     [
-        ({"adv_estimator": "ppo"}, "must be grpo, rloo, .*, or package.module:name of one's own, got 'ppo'"),
+        ({"adv_estimator": "ppo"}, "must be one of grpo, rloo, .*, or package.module:name of one's own, got 'ppo'"),
         ({"adv_estimator": "gae"}, "trainer.critic must be given with adv_estimator 'gae', got none; add `critic: {}`"),
         ({"critic": {}}, "trainer.critic must not be given with adv_estimator 'grpo', .* got one; remove it, or set .* to gae"),
         ({"advantage": {"discount": 0.9}}, "discount must be left at 1.0 with adv_estimator 'grpo', .* got 0.9; remove it"),

@@ -48,6 +48,14 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def other_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the same shape with other weights."""
+    path = tmp_path_factory.mktemp("other-model")
+    make_model(seed=1).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
 def one_rank() -> Iterator[None]:
     """This process as the only rank."""
     start_ranks(timeout=timedelta(seconds=60))

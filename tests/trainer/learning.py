@@ -19,6 +19,7 @@ from trainer import ranks
 from trainer.batching import BatchPlan, PlannedSequence, plan_shares
 from trainer.learner import Learned, Learner
 from trainer.model import build_engine, load_policy, start_ranks
+from trainer.reference import load_reference
 
 ADVANTAGES = (1.0, -0.7, 0.4, -1.3, 0.9, 0.0, -0.2)
 
@@ -61,7 +62,9 @@ def section(**settings: Any) -> TrainerSection:
 
 def learn(model_path: Path, trainer: TrainerSection, *, max_tokens: int) -> tuple[Learned, dict[str, torch.Tensor], Learner]:
     """The update, and the gradient by parameter name that its last step applied."""
-    learner = Learner(build_engine(load_policy(model_path, trainer), trainer), trainer, seed=0, reference=None)
+    engine = build_engine(load_policy(model_path, trainer), trainer)
+    reference = load_reference(trainer, model_path=model_path, device=engine.device)
+    learner = Learner(engine, trainer, seed=0, reference=reference)
     gradients: dict[str, torch.Tensor] = {}
     step = learner.engine.step
 

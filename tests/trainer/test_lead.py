@@ -56,10 +56,25 @@ def test_plan_survives_the_way_to_other_ranks(configuration):
 def test_metrics_of_an_update(configuration, redis_client, keys):
     ledger = TrainingLedger(redis_client, keys)
     subject = batch(configuration, selected(group("a", oldest_version=1), group("b", oldest_version=0)))
-    learned = Learned(Measures(0.1, 0.0, 1.0, 1.0, 0.0, None, None), kl_behaviour_before=0.05, grad_norm=2.0, learning_rate=1e-4)
+    measures = Measures(
+        loss=0.1,
+        clip_fraction=0.0,
+        truncated_fraction=0.25,
+        dropped_fraction=0.0,
+        mean_weight=0.9,
+        mean_ratio=1.0,
+        effective_sample_size=1.0,
+        kl_behaviour=0.0,
+        kl_reference=0.02,
+        logprob_mismatch_max=None,
+        logprob_mismatch_mean=None,
+    )
+    learned = Learned(measures, kl_behaviour_before=0.05, kl_coefficient=0.001, grad_norm=2.0, learning_rate=1e-4)
     metrics = update_metrics(subject, learned, PushTimes(0.3, 0.1, 0.06, 0.05), ledger.books(), fetch_s=0.25, train_s=2.0)
     assert (metrics.update, metrics.version, metrics.lag_max, metrics.lag_mean) == (2, 2, 1, 0.5)
     assert (metrics.kl_behaviour_before, metrics.discarded_groups) == (0.05, {})
+    assert (metrics.correction_truncated_fraction, metrics.correction_mean_weight) == (0.25, 0.9)
+    assert (metrics.kl_reference, metrics.kl_coefficient) == (0.02, 0.001)
     assert (metrics.reward_mean, metrics.success_rate) == (0.5, 0.5)
     assert (metrics.wait_prev_gen_s, metrics.assemble_s, metrics.train_s) == (1.0, 0.75, 2.0)
     assert (metrics.num_groups, metrics.num_trajectories, metrics.num_tokens, metrics.num_sampled_tokens) == (2, 4, 40, 16)

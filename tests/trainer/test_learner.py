@@ -13,24 +13,30 @@ from transformers import AutoModelForCausalLM
 from shared.errors import TrainingError
 from tests.trainer.learning import ADVANTAGES, batch, learn, plan, section
 from trainer.learner import warmed_up
+from trainer.losses import POLICY_LOSSES
 
 
-def reference(model_path, *, clip=0.2):
-    """Loss and gradients of PPO with token-mean, one sequence at a time, without DeepSpeed or any of our tensors."""
+def ppo(ratio, advantage, logprob):
+    return -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+
+
+def reference(model_path, *, token_loss=ppo):
+    """Loss and gradients of a policy loss with token-mean, one sequence at a time, without DeepSpeed or any of our tensors."""
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    rows = list(batch().values())
-    num_tokens = sum(row.num_sampled_tokens for row in rows)
-    total = torch.zeros(())
-    for row, advantage in zip(rows, ADVANTAGES, strict=True):
+    total = sum(token_losses(model, token_loss)) / sum(row.num_sampled_tokens for row in batch().values())
+    total.backward()
+    return total.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def token_losses(model, token_loss):
+    """By sampled token of the batch; `token_loss` gets ratio to the behaviour policy, advantage and log-probability."""
+    for row, advantage in zip(batch().values(), ADVANTAGES, strict=True):
         tokens = torch.from_numpy(row.token_ids.astype("int64"))
         logprobs = torch.log_softmax(model(tokens[None]).logits[0] / row.temperature, dim=-1)
         for t in range(1, row.num_tokens):
             if row.loss_mask[t]:
-                ratio = (logprobs[t - 1, tokens[t]] - float(row.logprobs[t])).exp()
-                objective = torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-                total = total - objective / num_tokens
-    total.backward()
-    return total.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
+                logprob = logprobs[t - 1, tokens[t]]
+                yield token_loss((logprob - float(row.logprobs[t])).exp(), advantage, logprob)
 
 
 def assert_same_gradients(actual, expected):
@@ -56,15 +62,66 @@ def test_gradient_checkpointing_changes_nothing(one_rank, model_path):
     assert_same_gradients(gradients, reference(model_path)[1])
 
 
-@pytest.mark.parametrize("variant", ["ppo", "tis", "vanilla"])
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
-def test_every_loss_is_the_same_however_the_batch_is_packed(one_rank, model_path, variant, mode):
-    trainer = section(pg_variant=variant, loss_agg_mode=mode)
-    whole, whole_gradients, _ = learn(model_path, trainer, max_tokens=10_000)
-    cut, cut_gradients, _ = learn(model_path, trainer, max_tokens=70)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"pg_variant": variant} for variant in POLICY_LOSSES),
+        {"loss_agg_mode": "seq-mean-token-mean"},
+        {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_norm_tokens": 30},
+        {"pg_variant": "vanilla", "correction": {"action": "truncate", "level": "turn", "high": 1.1, "batch_normalise": True}},
+        {"pg_variant": "decoupled_ppo", "ppo_epochs": 2, "learning_rate": 1e-3},
+    ],
+    ids=str,
+)
+def test_every_objective_is_the_same_however_the_batch_is_packed(one_rank, model_path, settings):
+    whole, whole_gradients, _ = learn(model_path, section(**settings), max_tokens=10_000)
+    cut, cut_gradients, _ = learn(model_path, section(**settings), max_tokens=70)
     assert cut.measures.loss == pytest.approx(whole.measures.loss, abs=1e-6)
     assert cut.measures.effective_sample_size == pytest.approx(whole.measures.effective_sample_size, rel=1e-5)
     assert_same_gradients(cut_gradients, whole_gradients)
+
+
+def test_normalised_truncated_weights_and_kl_are_plain_autograds(one_rank, model_path, other_model_path):
+    """-w·A·log π_θ / mean(w) + β·k3, with the weights of a first pass over the whole batch."""
+    frozen = AutoModelForCausalLM.from_pretrained(other_model_path, dtype=torch.float32)
+    behaving = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    with torch.no_grad():
+        reference_logprobs = list(token_losses(frozen, lambda ratio, advantage, logprob: logprob))
+        weights = list(token_losses(behaving, lambda ratio, advantage, logprob: ratio.clamp(max=1.1)))
+    mean_weight = sum(weights) / len(weights)
+    places = iter(zip(reference_logprobs, weights, strict=True))
+
+    def token_loss(ratio, advantage, logprob):
+        reference_logprob, weight = next(places)
+        log_ratio = reference_logprob - logprob
+        return -weight / mean_weight * advantage * logprob + 0.2 * (log_ratio.exp() - 1 - log_ratio)
+
+    loss, expected = reference(model_path, token_loss=token_loss)
+    trainer = section(
+        pg_variant="vanilla",
+        correction={"action": "truncate", "high": 1.1, "batch_normalise": True},
+        kl={"coefficient": 0.2, "reference_path": str(other_model_path), "offload_reference": True},
+    )
+    learned, gradients, _ = learn(model_path, trainer, max_tokens=70)
+    assert learned.measures.loss == pytest.approx(loss, abs=1e-6)
+    assert learned.measures.mean_weight == pytest.approx(mean_weight.item(), rel=1e-5)
+    assert_same_gradients(gradients, expected)
+
+
+def test_adaptive_kl_coefficient_moves_after_the_update_that_measured_it(one_rank, model_path, other_model_path):
+    kl = {"coefficient": 0.2, "controller": "adaptive", "target": 1e-4, "horizon": 70, "reference_path": str(other_model_path)}
+    learned, _, learner = learn(model_path, section(kl=kl), max_tokens=70)
+    assert learned.measures.kl_reference > 1e-3
+    assert learned.kl_coefficient == 0.2
+    assert learner.kl_controller.coefficient == pytest.approx(0.2 * (1 + 0.2 * len(ADVANTAGES) / 70))
+
+
+def test_a_users_own_loss_trains(one_rank, model_path):
+    trainer = section(pg_variant="tests.trainer.own_losses:half_vanilla", import_allowlist=["tests"])
+    learned, gradients, _ = learn(model_path, trainer, max_tokens=70)
+    loss, expected = reference(model_path, token_loss=lambda ratio, advantage, logprob: -0.5 * advantage * logprob)
+    assert learned.measures.loss == pytest.approx(loss, abs=1e-6)
+    assert_same_gradients(gradients, expected)
 
 
 def test_later_epochs_measure_the_ratio_to_the_same_behaviour_policy(one_rank, model_path):
@@ -92,7 +149,7 @@ def test_a_second_update_starts_from_a_clean_gradient(one_rank, model_path):
 
 def test_disagreement_with_the_engine_stops_before_the_step(one_rank, model_path):
     before = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).state_dict()
-    with pytest.raises(TrainingError, match="likely causes: the engine samples at another temperature"):
+    with pytest.raises(TrainingError, match=r"differ by .* on average .* over 66 tokens of the first rollouts; no token"):
         learn(model_path, section(max_logprob_mismatch=1e-6, learning_rate=1.0), max_tokens=70)
     after = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -100,15 +157,20 @@ def test_disagreement_with_the_engine_stops_before_the_step(one_rank, model_path
 
 @pytest.mark.stack
 @pytest.mark.timeout(300)
-def test_two_ranks_have_the_gradient_of_one(model_path, tmp_path, repository, free_port):
+def test_two_ranks_have_the_gradient_of_one(one_rank, model_path, other_model_path, tmp_path, repository, free_port):
     output = tmp_path / "results.pt"
-    settings = json.dumps([{"deepspeed": {"zero_optimization": {"stage": stage}}} for stage in (1, 2)])
+    objectives = [
+        *({"pg_variant": variant} for variant in POLICY_LOSSES),
+        {"loss_agg_mode": "seq-mean-token-mean", "kl": {"coefficient": 0.1, "reference_path": str(other_model_path)}},
+        {"pg_variant": "vanilla", "correction": {"action": "truncate", "level": "sequence", "batch_normalise": True}},
+    ]
+    settings = [*({"deepspeed": {"zero_optimization": {"stage": stage}}} for stage in (1, 2)), *objectives]
     script = repository / "tests" / "trainer" / "learning.py"
     launcher = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2", "--master_port", str(free_port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
     environment.pop("LOCAL_RANK", None)
     completed = subprocess.run(
-        [*launcher, str(script), str(model_path), settings, "70", str(output)],
+        [*launcher, str(script), str(model_path), json.dumps(settings), "70", str(output)],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
@@ -118,10 +180,15 @@ def test_two_ranks_have_the_gradient_of_one(model_path, tmp_path, repository, fr
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
     loss, expected = reference(model_path)
     norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm().item()
-    for result in torch.load(output):
+    results = torch.load(output)
+    for result in results[:2]:
         assert result["loss"] == pytest.approx(loss, abs=1e-6)
         assert result["grad_norm"] == pytest.approx(norm, rel=1e-5)
         assert_same_gradients(result["gradients"], expected)
+    for each, result in zip(objectives, results[2:], strict=True):
+        learned, gradients, _ = learn(model_path, section(**each), max_tokens=10_000)
+        assert result["loss"] == pytest.approx(learned.measures.loss, abs=1e-6), each
+        assert_same_gradients(result["gradients"], gradients)
 
 
 def test_warm_up_is_linear_and_ends_at_the_learning_rate():
