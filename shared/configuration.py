@@ -243,8 +243,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                     raise ValueError(
                         f"rollout.{name} must be >= 2 with the group-relative estimator 'grpo', got {getattr(self.rollout, name)}"
                     )
-        kl = self.trainer.kl
-        if kl.is_used and kl.place == "reward" and self.trainer.adv_estimator not in TOKEN_LEVEL_ESTIMATORS:
+        if self.trainer.kl.is_in_reward and self.trainer.adv_estimator not in TOKEN_LEVEL_ESTIMATORS:
             raise ValueError(
                 f"trainer.kl.place must be 'loss' with trainer.adv_estimator {self.trainer.adv_estimator!r}, got 'reward': only "
                 f"estimators of tokens ({', '.join(sorted(TOKEN_LEVEL_ESTIMATORS))}) have a reward for each token to take it off"

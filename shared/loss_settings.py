@@ -37,6 +37,10 @@ class KlSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_used(self) -> bool:
         return self.coefficient > 0
 
+    @property
+    def is_in_reward(self) -> bool:
+        return self.is_used and self.place == "reward"
+
 
 class PolicyLossSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds of the policy losses; which one uses which is in docs/algorithms.md. r is π_θ / μ, μ the behaviour policy."""

@@ -90,7 +90,7 @@ class Preparation:
         return Prepared(rows, proximal_BT, reference_BT, self._reward_penalties(proximal_BT, reference_BT), mean_weight=1.0)
 
     def _reward_penalties(self, proximal_BT: Tensor | None, reference_BT: Tensor | None) -> Tensor | None:
-        if proximal_BT is None or reference_BT is None or self._kl.place != "reward":
+        if proximal_BT is None or reference_BT is None or not self._kl.is_in_reward:
             return None
         return self._controller.coefficient * KL_ESTIMATORS[self._kl.estimator](clamped_log_ratio(reference_BT, proximal_BT))
 
@@ -114,7 +114,7 @@ class Preparation:
 
 def needs_proximal(trainer: TrainerSection, *, num_steps: int) -> bool:
     """Whether log π_prox is needed before the first of the update's steps, or after it."""
-    is_read_before = trainer.correction.batch_normalise or (trainer.kl.is_used and trainer.kl.place == "reward")
+    is_read_before = trainer.correction.batch_normalise or trainer.kl.is_in_reward
     is_read_by_loss = trainer.correction.needs_ratio or reads_proximal(trainer)
     return is_read_before or (num_steps > 1 and is_read_by_loss)
 
