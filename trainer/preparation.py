@@ -113,7 +113,7 @@ class Preparation:
         ]
 
     def _reward_penalties(self, proximal_BT: Tensor | None, reference_BT: Tensor | None) -> Tensor | None:
-        if proximal_BT is None or reference_BT is None or self._kl.place != "reward":
+        if proximal_BT is None or reference_BT is None or not self._kl.is_in_reward:
             return None
         return self._controller.coefficient * KL_ESTIMATORS[self._kl.estimator](clamped_log_ratio(reference_BT, proximal_BT))
 

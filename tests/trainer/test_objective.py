@@ -1,5 +1,6 @@
 """The whole objective of a batch: TRL's numbers where TRL has the formula, and the same however the batch is cut."""
 
+import itertools
 import warnings
 from collections import defaultdict
 from types import SimpleNamespace
@@ -7,10 +8,13 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from shared.configuration import TrainerSection
 from tests.trainer.micro_batches import micro_batch
 from trainer.aggregation import BatchSize
+from trainer.corrections import LEVELS
 from trainer.kl import KlController
 from trainer.losses import POLICY_LOSSES
 from trainer.measures import MeasureSums
@@ -27,13 +31,13 @@ def section(**settings):
 class Batch:
     """Random log-probabilities of four sequences with gaps."""
 
-    def __init__(self):
-        generator = torch.Generator().manual_seed(11)
+    def __init__(self, seed=11, share_sampled=0.6):
+        generator = torch.Generator().manual_seed(seed)
 
         def noise(scale):
             return scale * torch.randn(B, T, generator=generator)
 
-        self.mask = torch.rand(B, T, generator=generator) < 0.6
+        self.mask = torch.rand(B, T, generator=generator) < share_sampled
         self.mask[:, 0] = False
         self.logprobs = -2 * torch.rand(B, T, generator=generator)
         self.behaviour, self.proximal, self.reference = (self.logprobs + noise(scale) for scale in (0.4, 0.2, 0.3))
@@ -176,6 +180,23 @@ def test_the_objective_is_the_same_however_the_batch_is_cut(batch, settings, mod
     assert gradient.abs().max() > 0
     assert cut_measures.clip_fraction == measures.clip_fraction
     assert cut_measures.effective_sample_size == pytest.approx(measures.effective_sample_size)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    share_sampled=st.floats(0.1, 1.0),
+    boundaries=st.sets(st.integers(1, B - 1)),
+    level=st.sampled_from(list(LEVELS)),
+    mode=st.sampled_from(["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]),
+)
+def test_no_cut_of_any_batch_changes_its_gradient(one_rank, seed, share_sampled, boundaries, level, mode):
+    batch = Batch(seed, share_sampled)
+    assume(batch.mask.any())
+    trainer = section(pg_variant="gspo", loss_agg_mode=mode, correction={"action": "mask", "level": level, "reject_by": "k2"})
+    edges = [0, *sorted(boundaries), B]
+    _, gradient, _ = batch.evaluate(trainer)
+    _, cut_gradient, _ = batch.evaluate(trainer, cuts=list(itertools.pairwise(edges)))
+    torch.testing.assert_close(cut_gradient, gradient, rtol=0, atol=1e-6)
 
 
 def test_dropped_tokens_have_no_gradient_and_stay_in_the_mean(batch):
