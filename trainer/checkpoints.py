@@ -104,6 +104,7 @@ class Checkpoints:
             ranks.barrier()
             engine.save_checkpoint(str(_partial(final)), tag=DEEPSPEED_TAG, save_latest=False)
             ranks.barrier()
+            engine.module.join_gathering()
         ranks.barrier()
 
     def _export(self, policy: Any, path: Path) -> None:

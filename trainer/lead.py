@@ -14,7 +14,7 @@ from shared.ledger import Books, TrainingLedger
 from shared.trajectory import SUCCESS_REWARD
 from trainer.advantages import ADVANTAGE_ESTIMATORS
 from trainer.assembly import Episode, Group, Selection
-from trainer.batching import BatchPlan, PlannedSequence, plan_shares
+from trainer.batching import BatchPlan, PlannedSequence, SequenceCost, mini_batches, plan_update
 from trainer.evaluation import Evaluations
 from trainer.fallback import synchronous_until
 from trainer.learner import Learned
@@ -65,8 +65,11 @@ class Lead:
         evaluations: Evaluations,
         tracker: Tracker,
         stop: StopSignal,
+        cost: SequenceCost,
     ) -> None:
+        """Args: cost: of a sequence to this model, by which ranks are balanced."""
         self._configuration = configuration
+        self._cost = cost
         self._reader = reader
         self._ledger = ledger
         self._pusher = pusher
@@ -106,7 +109,7 @@ class Lead:
             return None
         waited = time.perf_counter()
         self._tracker.training(version)
-        plan = plan_batch(selection, version, self._configuration, num_ranks)
+        plan = plan_batch(selection, version, self._configuration, num_ranks=num_ranks, cost=self._cost)
         return Batch(selection.batch, plan, wait_s=waited - started, plan_s=time.perf_counter() - waited)
 
     def push(self, policy: Policy, version: int) -> PushTimes:
@@ -166,25 +169,30 @@ class Lead:
         self._pusher.close()
 
 
-def plan_batch(selection: Selection, version: int, configuration: Configuration, num_ranks: int) -> BatchPlan:
-    """Advantages within each group, then every episode with a token that carries loss into a micro-batch of a rank."""
+def plan_batch(
+    selection: Selection, version: int, configuration: Configuration, *, num_ranks: int, cost: SequenceCost
+) -> BatchPlan:
+    """Advantages within each group, then every episode with a token that carries loss into a micro-batch of a step and a rank."""
     trainer = configuration.trainer
     estimate = ADVANTAGE_ESTIMATORS[trainer.adv_estimator]
-    sequences: list[PlannedSequence] = []
-    num_sampled_tokens = 0
+    groups: list[list[PlannedSequence]] = []
     for group in selection.batch:
         rewards_G = np.array([episode.reward for episode in group.trainable])
         advantages_G = estimate(rewards_G, scale_by_std=trainer.scale_by_std)
-        for episode, advantage in zip(group.trainable, advantages_G, strict=True):
-            if count := episode.num_sampled_since(selection.oldest_version):
-                sequences.append(PlannedSequence(episode.entry_id, episode.num_tokens, float(advantage)))
-                num_sampled_tokens += count
-    return BatchPlan(
+        groups.append(
+            [
+                PlannedSequence(episode.entry_id, episode.num_tokens, count, float(advantage))
+                for episode, advantage in zip(group.trainable, advantages_G, strict=True)
+                if (count := episode.num_sampled_since(selection.oldest_version))
+            ]
+        )
+    return plan_update(
+        mini_batches(groups, size=trainer.ppo_mini_batch_size, unit=trainer.mini_batch_unit),
         version=version,
         oldest_version=selection.oldest_version,
-        num_sequences=len(sequences),
-        num_sampled_tokens=num_sampled_tokens,
-        shares=plan_shares(sequences, num_ranks=num_ranks, max_tokens=trainer.ppo_max_token_len_per_gpu),
+        num_ranks=num_ranks,
+        max_tokens=trainer.ppo_max_token_len_per_gpu,
+        cost=cost,
     )
 
 

@@ -59,10 +59,11 @@ class MeasureSums:
             self._mismatch_max = torch.maximum(self._mismatch_max, mismatch.max())
 
     def reduce(self) -> Measures:
-        """The measures of the whole batch. A collective: every rank calls it."""
-        ranks.sum_in_place(self._sums)
-        ranks.max_in_place(self._mismatch_max)
-        total = dict(zip(_SUMS, self._sums.tolist(), strict=True))
+        """The measures of all ranks so far; more may be added. A collective: every rank calls it."""
+        sums, mismatch_max = self._sums.clone(), self._mismatch_max.clone()
+        ranks.sum_in_place(sums)
+        ranks.max_in_place(mismatch_max)
+        total = dict(zip(_SUMS, sums.tolist(), strict=True))
         tokens, compared = total["tokens"], total["mismatch_tokens"]
         return Measures(
             loss=total["loss"],
@@ -70,6 +71,6 @@ class MeasureSums:
             mean_ratio=total["ratio"] / tokens,
             effective_sample_size=total["ratio"] ** 2 / (tokens * total["ratio_squared"]),
             kl_behaviour=total["kl"] / tokens,
-            logprob_mismatch_max=self._mismatch_max.item() if compared else None,
+            logprob_mismatch_max=mismatch_max.item() if compared else None,
             logprob_mismatch_mean=total["mismatch"] / compared if compared else None,
         )

@@ -42,7 +42,7 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
         keys = Keys(configuration.run.id)
         client = stack.enter_context(patient_client(configuration.redis.url))
         ledger = TrainingLedger(client, keys)
-        lead = _lead(configuration, keys, ledger, engine.device, stop, stack) if ranks.rank() == 0 else None
+        lead = _lead(configuration, keys, ledger, policy, engine.device, stop, stack) if ranks.rank() == 0 else None
         yield TrainingLoop(
             configuration,
             resumed=resumed,
@@ -84,6 +84,7 @@ def _lead(
     configuration: Configuration,
     keys: Keys,
     ledger: TrainingLedger,
+    policy: Policy,
     device: torch.device,
     stop: StopSignal,
     stack: ExitStack,
@@ -119,6 +120,7 @@ def _lead(
         evaluations=evaluations,
         tracker=tracker,
         stop=stop,
+        cost=policy.sequence_cost(),
     )
     stack.callback(lead.close)
     return lead

@@ -51,6 +51,8 @@ class TrainingLoop:
             self._lead.restore(self._version, self._resumed_group_ids)
             self._lead.push(self._learner.policy, self._version)
             self._lead.evaluate_if_due(self._version)
+        else:
+            self._learner.policy.join_gathering()
         while self._version < self._configuration.trainer.num_updates:
             if not self._update():
                 break
@@ -78,6 +80,8 @@ class TrainingLoop:
             self._lead.publish(batch, learned, self._version)
             self._lead.log(batch, learned, pushed, fetch_s=fetched - started, train_s=trained - fetched)
             self._unsaved += batch.group_ids
+        else:
+            self._learner.policy.join_gathering()
         if self._is_checkpoint_due():
             self._save()
         if self._lead:
