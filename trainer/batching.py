@@ -43,7 +43,7 @@ class SequenceCost:
 
 
 MicroBatchPlan = tuple[PlannedSequence, ...]
-Share = Sequence[MicroBatchPlan]
+Share = tuple[MicroBatchPlan, ...]
 """What one rank does in one epoch: the micro-batches of all optimizer steps, one after the other."""
 
 

@@ -4,7 +4,7 @@ DeepSpeed divides gradients by the number of ranks and, unless told otherwise, b
 a sum of globally weighted tokens, so the first is undone and the second switched off.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import deepspeed
@@ -15,7 +15,7 @@ from shared.configuration import TrainerSection
 from shared.trajectory import Trajectory
 from trainer import ranks
 from trainer.aggregation import AGGREGATIONS, BatchSize
-from trainer.batching import BatchPlan, MicroBatchPlan, Share, StepPlan, by_step
+from trainer.batching import BatchPlan, MicroBatchPlan, StepPlan, by_step
 from trainer.learning_rate import learning_rate
 from trainer.losses import POLICY_LOSSES, LossSettings, behaviour_log_ratio
 from trainer.measures import Measures, MeasureSums
@@ -75,7 +75,12 @@ class Learner:
         return Learned(sums.reduce(), first.kl_behaviour, float(self.engine.get_global_grad_norm()), rate)
 
     def _accumulate(
-        self, plan: BatchPlan, step: StepPlan, share: Share, trajectories: Mapping[str, Trajectory], sums: MeasureSums
+        self,
+        plan: BatchPlan,
+        step: StepPlan,
+        share: Sequence[MicroBatchPlan],
+        trajectories: Mapping[str, Trajectory],
+        sums: MeasureSums,
     ) -> None:
         for index, planned in enumerate(share):
             self.engine.set_gradient_accumulation_boundary(index == len(share) - 1)
