@@ -27,7 +27,13 @@ class SnapshotFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Through Python's file, whose errors say what the operating system said; torch's own writer hides a full disk.
         with self.path.open("wb") as file:
-            torch.save(self.content, file)
+            try:
+                torch.save(self.content, file)
+            except RuntimeError as error:
+                # After a failed write torch still ends its archive, and fails at that too.
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
 
 
 class SnapshotEngine(TorchCheckpointEngine):  # type: ignore[misc] # DeepSpeed has no types.
