@@ -149,6 +149,9 @@ class CheckpointSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     every_updates: PositiveInt = 10
     keep: PositiveInt = 2
     resume: Literal["auto", "never"] = "auto"
+    max_failed_saves: NonNegativeInt = 2
+    """Saves that may fail in a row, on a full disk for one, before training stops; 0 stops at the first. What was trained since the
+    last durable checkpoint stays in Redis meanwhile."""
 
 
 class EvaluationSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -219,6 +222,9 @@ class TrainerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Train adapters and freeze the model; None trains every weight."""
     max_logprob_mismatch: PositiveFloat = 0.5
     """Refuse to train when the mean |trainer - engine| log-probability of the first batch exceeds this."""
+    max_skipped_updates: PositiveInt = 3
+    """Training stops when so many updates in a row have a loss or gradient that is not finite. Such a step is skipped, its groups
+    are discarded, and its trajectory ids are in skipped_updates.jsonl."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     gradient_checkpointing: bool = False
     deepspeed: dict[str, Any] | str = {}

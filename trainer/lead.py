@@ -1,7 +1,6 @@
 """What rank 0 does besides training: batches from the stream, weights to the engines, books, files. No other rank has a Lead."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,19 +9,23 @@ import numpy as np
 from shared import versions
 from shared.configuration import Configuration
 from shared.errors import ConfigurationError, LedgerError
-from shared.ledger import Books, TrainingLedger
+from shared.ledger import Books, DiscardReason, TrainingLedger
 from shared.trajectory import SUCCESS_REWARD
 from trainer.advantages import ADVANTAGE_ESTIMATORS
 from trainer.assembly import Episode, Group, Selection
 from trainer.batching import BatchPlan, PlannedSequence, SequenceCost, mini_batches, plan_update
+from trainer.checkpoints import LedgerState, RunState
 from trainer.evaluation import Evaluations
 from trainer.fallback import synchronous_until
+from trainer.guards import SkippedStep
 from trainer.learner import Learned
 from trainer.model import Policy
 from trainer.rollouts import RolloutReader
 from trainer.stopping import StopSignal
 from trainer.tracking import JsonLines, Tracker, UpdateMetrics
 from trainer.weight_push import PushTimes, WeightPusher
+
+SKIPPED_FILE = "skipped_updates.jsonl"
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,18 @@ class Lead:
         directory = Path(configuration.run.directory)
         self._metrics = JsonLines(directory / "metrics.jsonl")
         self._lineage = JsonLines(directory / "lineage.jsonl")
+        self._skipped = JsonLines(directory / SKIPPED_FILE)
 
-    def restore(self, version: int, saved_group_ids: Sequence[str]) -> None:
-        """Continues the books at the checkpoint of `version`, which taught `saved_group_ids`; later groups are ready again."""
+    def restore(self, resumed: RunState | None) -> None:
+        """Continues the books at the checkpoint `resumed`, or at the beginning; groups trained later are ready again."""
+        version = resumed.version if resumed else 0
         self._ledger.create_consumer_group()
         try:
-            num_again = self._ledger.restore(version, saved_group_ids)
+            if resumed is None:
+                num_again = self._ledger.restore(0)
+            else:
+                books = resumed.ledger
+                num_again = self._ledger.restore(version, resumed.group_ids, trained=books.trained, cursors=books.cursors)
         except LedgerError as error:
             run = self._configuration.run
             found = f"that of version {version}" if version else "none"
@@ -148,6 +157,31 @@ class Lead:
                 f"falling back to synchronous until version {until}: KL(behaviour ‖ trained) is {kl_behaviour:.3g}, over "
                 f"rollout.kl_fallback_threshold={rollout.kl_fallback_threshold:g}"
             )
+
+    def ledger_state(self) -> LedgerState:
+        """What a checkpoint keeps of the books."""
+        return LedgerState(self._ledger.books().trained, self._ledger.cursors())
+
+    def report_skipped(self, batch: Batch, skipped: SkippedStep, *, in_a_row: int) -> None:
+        """Leaves the trajectories of a skipped step in a file, and gives up the groups of an update that taught nothing."""
+        id_by_entry = {episode.entry_id: episode.trajectory_id for episode in batch.episodes}
+        self._skipped.append(
+            {
+                "version": batch.plan.version,
+                "cause": skipped.cause,
+                "trajectory_ids": [id_by_entry[entry_id] for entry_id in skipped.entry_ids],
+                "group_ids": batch.group_ids,
+                "steps_taken": skipped.after_steps,
+                "in_a_row": in_a_row,
+                "time": time.time(),
+            }
+        )
+        if skipped.after_steps == 0:
+            self._ledger.discard(batch.group_ids, DiscardReason.NON_FINITE, requeue=False)
+        self._tracker.note(
+            f"update {batch.plan.version + 1}: the {skipped.cause} is not finite, so the step was skipped after "
+            f"{skipped.after_steps} others of the update; {len(skipped.entry_ids)} trajectories in {SKIPPED_FILE}"
+        )
 
     def acknowledge(self, version: int) -> None:
         """A checkpoint of `version` is on disk."""

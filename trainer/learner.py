@@ -4,7 +4,8 @@ DeepSpeed divides gradients by the number of ranks and, unless told otherwise, b
 a sum of globally weighted tokens, so the first is undone and the second switched off.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import deepspeed
@@ -15,7 +16,8 @@ from shared.configuration import TrainerSection
 from shared.trajectory import Trajectory
 from trainer import ranks
 from trainer.aggregation import AGGREGATIONS, BatchSize
-from trainer.batching import BatchPlan, MicroBatchPlan, StepPlan, by_step
+from trainer.batching import BatchPlan, MicroBatchPlan, StepPlan, by_step, entry_ids
+from trainer.guards import SkippedStep, non_finite_rows, with_infectious_loss
 from trainer.learning_rate import learning_rate
 from trainer.losses import POLICY_LOSSES, LossSettings, behaviour_log_ratio
 from trainer.measures import Measures, MeasureSums
@@ -26,7 +28,7 @@ from trainer.model import Policy
 
 @dataclass(frozen=True)
 class Learned:
-    """What one update did. `measures` are those of the last epoch, each mini-batch before its step."""
+    """What one update did. `measures` are those of the last epoch that took a step, each mini-batch before its step."""
 
     measures: Measures
     kl_behaviour_before: float
@@ -34,6 +36,12 @@ class Learned:
     grad_norm: float
     """Before clipping."""
     learning_rate: float
+    skipped: SkippedStep | None = None
+    """The step that ended the update because of numbers that are not finite."""
+
+    @property
+    def has_learnt(self) -> bool:
+        return self.skipped is None or self.skipped.after_steps > 0
 
 
 class Learner:
@@ -47,6 +55,8 @@ class Learner:
         self._token_weights = AGGREGATIONS[trainer.loss_agg_mode]
         self._bounds = LossSettings(trainer.clip_low, trainer.clip_high, trainer.tis_cap)
         self._mismatch = MismatchCheck(max_mean_mismatch=trainer.max_logprob_mismatch)
+        self._offending: list[str] = []
+        """Entries of this rank's share whose loss was not finite in the epoch under way."""
 
     @property
     def policy(self) -> Policy:
@@ -63,16 +73,44 @@ class Learner:
         torch.manual_seed((self._seed * 1_000_003 + plan.version) * ranks.count() + ranks.rank())
         self.engine.train()
         first: Measures | None = None
+        taken: Measures | None = None
+        grad_norms: list[float] = []
+        skipped: SkippedStep | None = None
+        for sums, num_steps, step, share in self._steps(plan):
+            self._offending = []
+            self._accumulate(plan, step, share, trajectories, sums)
+            measures = sums.reduce(num_steps=num_steps)
+            first = first or measures
+            if math.isfinite(measures.loss):
+                self._mismatch.judge(measures)
+            self.engine.step()
+            if not self.engine.was_step_applied():
+                skipped = self._skipped(plan, len(grad_norms))
+                break
+            taken = measures
+            grad_norms.append(float(self.engine.get_global_grad_norm()))
+        assert first is not None, "there is at least one epoch and one step"
+        return Learned(
+            measures=taken or first,
+            kl_behaviour_before=first.kl_behaviour,
+            grad_norm=grad_norms[-1] if grad_norms else math.inf,
+            learning_rate=rate,
+            skipped=skipped,
+        )
+
+    def _steps(self, plan: BatchPlan) -> Iterator[tuple[MeasureSums, int, StepPlan, Sequence[MicroBatchPlan]]]:
+        """For each step of each epoch: the sums of the epoch, which step of it this is, from 1, and this rank's share."""
         for _ in range(self._trainer.ppo_epochs):
             sums = MeasureSums(self.engine.device)
-            for step, share in by_step(plan.steps, plan.shares[ranks.rank()]):
-                self._accumulate(plan, step, share, trajectories, sums)
-                if first is None:
-                    first = sums.reduce()
-                    self._mismatch.judge(first)
-                self.engine.step()
-        assert first is not None, "there is at least one epoch and one step"
-        return Learned(sums.reduce(), first.kl_behaviour, float(self.engine.get_global_grad_norm()), rate)
+            for number, (step, share) in enumerate(by_step(plan.steps, plan.shares[ranks.rank()]), start=1):
+                yield sums, number, step, share
+
+    def _skipped(self, plan: BatchPlan, num_steps: int) -> SkippedStep:
+        """Whose fault it was. A collective."""
+        if offending := tuple(ranks.gathered(self._offending)):
+            return SkippedStep("loss", offending, num_steps)
+        everything = tuple(entry_id for share in plan.shares for entry_id in entry_ids(share))
+        return SkippedStep("gradient", everything, num_steps)
 
     def _accumulate(
         self,
@@ -84,29 +122,29 @@ class Learner:
     ) -> None:
         for index, planned in enumerate(share):
             self.engine.set_gradient_accumulation_boundary(index == len(share) - 1)
-            rows = self._collate(planned, trajectories, plan)
-            loss = self._loss(rows, step.size, sums, num_steps=len(plan.steps))
-            self.engine.backward(loss * ranks.count(), scale_wrt_gas=False)
+            loss_BT = self._loss(self._collate(planned, trajectories, plan), step.size, sums)
+            self._offending += non_finite_rows(loss_BT, [sequence.entry_id for sequence in planned])
+            self.engine.backward(with_infectious_loss(loss_BT.sum()) * ranks.count(), scale_wrt_gas=False)
 
     def _collate(self, planned: MicroBatchPlan, trajectories: Mapping[str, Trajectory], plan: BatchPlan) -> MicroBatch:
         rows = [trajectories[sequence.entry_id] for sequence in planned]
         advantages = [sequence.advantage for sequence in planned]
         return collate(rows, advantages, version=plan.version, oldest_version=plan.oldest_version, device=self.engine.device)
 
-    def _loss(self, rows: MicroBatch, batch: BatchSize, sums: MeasureSums, *, num_steps: int) -> Tensor:
-        """This micro-batch's share of the loss of its mini-batch."""
+    def _loss(self, rows: MicroBatch, batch: BatchSize, sums: MeasureSums) -> Tensor:
+        """This micro-batch's share of the loss of its mini-batch, by token."""
         logprobs_BT = self.engine(rows.token_ids_BT, rows.loss_mask_BT, rows.temperatures_B)
         log_ratio_BT = behaviour_log_ratio(logprobs_BT, rows.behaviour_logprobs_BT)
         policy_loss = self._policy_loss(logprobs_BT, log_ratio_BT, rows.advantages_B1, self._bounds)
-        loss = (self._token_weights(rows.loss_mask_BT, batch) * policy_loss.per_token_BT).sum()
+        loss_BT = self._token_weights(rows.loss_mask_BT, batch) * policy_loss.per_token_BT
         sums.add(
-            loss=loss / num_steps,
+            loss=loss_BT.sum(),
             log_ratio_BT=log_ratio_BT,
             is_clipped_BT=policy_loss.is_clipped_BT,
             loss_mask_BT=rows.loss_mask_BT,
             is_on_policy_B1=rows.is_on_policy_B1,
         )
-        return loss
+        return loss_BT
 
     def _set_learning_rate(self, version: int) -> float:
         """Leaves it to DeepSpeed's own scheduler where the user has one."""

@@ -58,15 +58,18 @@ class MeasureSums:
         if mismatch.numel():
             self._mismatch_max = torch.maximum(self._mismatch_max, mismatch.max())
 
-    def reduce(self) -> Measures:
-        """The measures of all ranks so far; more may be added. A collective: every rank calls it."""
+    def reduce(self, *, num_steps: int = 1) -> Measures:
+        """The measures of all ranks so far; more may be added. A collective: every rank calls it.
+
+        Args: num_steps: mini-batches added, over whose losses the mean is taken.
+        """
         sums, mismatch_max = self._sums.clone(), self._mismatch_max.clone()
         ranks.sum_in_place(sums)
         ranks.max_in_place(mismatch_max)
         total = dict(zip(_SUMS, sums.tolist(), strict=True))
         tokens, compared = total["tokens"], total["mismatch_tokens"]
         return Measures(
-            loss=total["loss"],
+            loss=total["loss"] / num_steps,
             clip_fraction=total["clipped"] / tokens,
             mean_ratio=total["ratio"] / tokens,
             effective_sample_size=total["ratio"] ** 2 / (tokens * total["ratio_squared"]),

@@ -1,6 +1,6 @@
 """Puts a rank together from the run file: model, DeepSpeed, Redis, and on rank 0 the hub, the agents and the files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -12,8 +12,9 @@ from shared.keys import Keys
 from shared.ledger import TrainingLedger
 from shared.stream import TrajectoryConsumer
 from trainer import ranks
-from trainer.checkpoints import Checkpoints, RunState
+from trainer.checkpoints import POLICY, Checkpoints, Component, RunState
 from trainer.evaluation import Evaluations
+from trainer.guards import SkippedUpdates
 from trainer.hub_client import HubClient
 from trainer.lead import Lead
 from trainer.learner import Learner
@@ -37,8 +38,11 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
         stack.callback(torch.distributed.destroy_process_group)
         policy = load_policy(Path(configuration.run.model_path), trainer)
         checkpoints = _checkpoints(configuration, policy)
+        stack.callback(checkpoints.close)
         engine = build_engine(policy, trainer)
-        resumed = _resume(configuration, checkpoints, engine)
+        skipped_updates = SkippedUpdates(max_in_a_row=trainer.max_skipped_updates)
+        components: dict[str, Component] = {"skipped_updates": skipped_updates}
+        resumed = _resume(configuration, checkpoints, {POLICY: engine}, components)
         keys = Keys(configuration.run.id)
         client = stack.enter_context(patient_client(configuration.redis.url))
         ledger = TrainingLedger(client, keys)
@@ -49,6 +53,8 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
             learner=Learner(engine, trainer, seed=configuration.run.seed),
             consumer=TrajectoryConsumer(client, keys, ledger),
             checkpoints=checkpoints,
+            skipped_updates=skipped_updates,
+            components=components,
             lead=lead,
         )
 
@@ -66,17 +72,20 @@ def _checkpoints(configuration: Configuration, policy: Policy) -> Checkpoints:
         keep=configuration.trainer.checkpoint.keep,
         fingerprint=policy.fingerprint(),
         model_path=Path(configuration.run.model_path),
+        timeout=_longest_silence(configuration),
     )
 
 
-def _resume(configuration: Configuration, checkpoints: Checkpoints, engine: object) -> RunState | None:
-    """The checkpoint that `engine` holds afterwards; None if the run starts anew."""
+def _resume(
+    configuration: Configuration, checkpoints: Checkpoints, engines: Mapping[str, object], components: Mapping[str, Component]
+) -> RunState | None:
+    """The checkpoint that `engines` and `components` hold afterwards; None if the run starts anew."""
     if configuration.trainer.checkpoint.resume == "never":
         checkpoints.require_none()
         return None
     state = checkpoints.newest()
     if state is not None:
-        checkpoints.load(engine, state)
+        checkpoints.load(engines, state, components)
     return state
 
 

@@ -17,7 +17,7 @@ from shared.trajectory import Trajectory
 from tests.trainer.records import trajectory
 from trainer import ranks
 from trainer.batching import BatchPlan, PlannedSequence, SequenceCost, mini_batches, plan_update
-from trainer.checkpoints import Checkpoints
+from trainer.checkpoints import POLICY, Checkpoints, LedgerState
 from trainer.learner import Learned, Learner
 from trainer.model import build_engine, load_policy, start_ranks
 
@@ -102,7 +102,11 @@ def main(arguments: list[str]) -> None:
         )
         run_directory = Path(output).parent / str(index)
         fingerprint = learner.policy.fingerprint()
-        Checkpoints(run_directory, keep=1, fingerprint=fingerprint, model_path=Path(model_path)).save(learner.engine, 1, [])
+        checkpoints = Checkpoints(run_directory, keep=1, fingerprint=fingerprint, model_path=Path(model_path))
+        checkpoints.save({POLICY: learner.engine}, 1, [], ledger=LedgerState(0, {}), components={})
+        saved = checkpoints.wait()
+        assert saved is not None
+        assert saved.problem is None
     if ranks.rank() == 0:
         torch.save(results, output)
     torch.distributed.destroy_process_group()
