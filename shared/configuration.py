@@ -151,6 +151,9 @@ class CheckpointSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     every_updates: PositiveInt = 10
     keep: PositiveInt = 2
     resume: Literal["auto", "never"] = "auto"
+    max_failed_saves: NonNegativeInt = 2
+    """Saves that may fail in a row, on a full disk for one, before training stops; 0 stops at the first. What was trained since the
+    last durable checkpoint stays in Redis meanwhile."""
 
 
 class EvaluationSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -170,13 +173,29 @@ class WeightPushSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     timeout_s: PositiveFloat = 300.0
 
 
+class LoraSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Low-rank adapters in place of full-weight training, arXiv:2106.09685. Engines and exports get the merged weights."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    """The adapter's product is scaled by alpha / rank."""
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Over 0, trainer and engine disagree by it about the same tokens."""
+    target_modules: tuple[str, ...] = ()
+    """Ends of the names of the layers that get one, such as q_proj; none means every linear layer but the output's."""
+
+
 class TrainerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_updates: PositiveInt
     """Updates after which training ends, over all resumptions."""
     num_processes: PositiveInt = 1
     """Ranks that `headrace up` starts; with `deepspeed trainer/train.py` DeepSpeed's own flags and hostfile decide."""
     learning_rate: PositiveFloat = 1e-6
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: stays, or falls to `final_learning_rate` at the last update."""
+    final_learning_rate: NonNegativeFloat = 0.0
     warmup_updates: NonNegativeInt = 0
+    """Updates in which the learning rate rises linearly."""
     weight_decay: NonNegativeFloat = 0.0
     adam_betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: PositiveFloat = 1.0
@@ -199,10 +218,25 @@ class TrainerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """L, the constant that seq-mean-token-sum-norm divides by, usually the most tokens that an episode may sample."""
     kl: KlSection = KlSection()
     ppo_epochs: PositiveInt = 1
+    ppo_mini_batch_size: PositiveInt | None = None
+    """Groups, or episodes, of one optimizer step; None takes one step for the whole batch. Each step's loss is normalised over its
+    own mini-batch."""
+    mini_batch_unit: Literal["group", "episode"] = "group"
+    """What `ppo_mini_batch_size` counts. Mini-batches of episodes are dealt, so that siblings are in different ones."""
     ppo_max_token_len_per_gpu: PositiveInt = 16384
-    """Tokens, padding included, of one micro-batch on one rank."""
+    """Tokens of one micro-batch on one rank."""
+    attention: Literal["auto", "flash", "sdpa", "unpacked"] = "auto"
+    """How sequences are kept apart in a micro-batch. flash: flash-attn's kernel, on GPUs in bfloat16. sdpa: torch's, sequence by
+    sequence. unpacked: the model runs on each sequence alone, for models with layers other than attention. auto: flash or sdpa."""
+    float32_head: bool = False
+    """Multiply by the output layer in float32, as an engine started with --enable-fp32-lm-head does."""
+    lora: LoraSection | None = None
+    """Train adapters and freeze the model; None trains every weight."""
     max_logprob_mismatch: PositiveFloat = 0.5
     """Refuse to train when the mean |trainer - engine| log-probability of the first batch exceeds this."""
+    max_skipped_updates: PositiveInt = 3
+    """Training stops when so many updates in a row have a loss or gradient that is not finite. Such a step is skipped, its groups
+    are discarded, and its trajectory ids are in skipped_updates.jsonl."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     gradient_checkpointing: bool = False
     deepspeed: dict[str, Any] | str = {}

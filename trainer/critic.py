@@ -2,7 +2,7 @@
 
     V_t is the value of the state before token t: the head's answer at position t - 1, which has read everything before t.
 
-Shapes: B sequences, T tokens, H hidden size. Values are 0 where nothing was sampled.
+Shapes: B sequences, T tokens, S sampled tokens of all sequences, H hidden size. Values are 0 where nothing was sampled.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,16 @@ from shared.configuration import TrainerSection
 from shared.errors import ConfigurationError
 from trainer import ranks
 from trainer.aggregation import BatchSize, token_mean
+from trainer.attention import AttentionKind
+from trainer.guards import with_infectious_loss
 from trainer.micro_batch import MicroBatch
-from trainer.model import build_engine
+from trainer.model import chosen_attention, initialise, packed_hidden_states, set_attention
+from trainer.model_check import require_packable_layers
+from trainer.packing import pack, unpack
 
 _SUMS = ("tokens", "loss", "clipped", "return", "return_squared", "error", "error_squared")
+MIN_VARIANCE = 1e-12
+"""Below it returns are taken for equal."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,47 @@ class ValueMeasures:
     """Before clipping."""
 
 
+class ValueSums:
+    """Running sums of an epoch; `reduce` makes them global."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
+        self.grad_norm = 0.0
+        """Of the last step."""
+
+    @torch.no_grad()
+    def add(self, share: Tensor, loss: "ValueLoss", targets: ValueTargets, mask_BT: Tensor) -> None:
+        """One micro-batch. Args: share: its weighted loss. mask_BT: the tokens that carry loss."""
+        returns = targets.returns_BT[mask_BT].double()
+        errors = returns - targets.values_BT[mask_BT].double()
+        values = (
+            mask_BT.sum(),
+            share,
+            (loss.is_clipped_BT & mask_BT).sum(),
+            returns.sum(),
+            returns.square().sum(),
+            errors.sum(),
+            errors.square().sum(),
+        )
+        self._sums += torch.stack([value.double() for value in values])
+
+    def reduce(self, *, num_steps: int) -> ValueMeasures | None:
+        """The measures of all ranks; None if nothing was added. A collective. Args: num_steps: mini-batches added."""
+        sums = self._sums.clone()
+        ranks.sum_in_place(sums)
+        total = dict(zip(_SUMS, sums.tolist(), strict=True))
+        if not (tokens := total["tokens"]):
+            return None
+        return_variance = total["return_squared"] / tokens - (total["return"] / tokens) ** 2
+        error_variance = total["error_squared"] / tokens - (total["error"] / tokens) ** 2
+        return ValueMeasures(
+            value_loss=total["loss"] / num_steps,
+            explained_variance=1 - error_variance / return_variance if return_variance > MIN_VARIANCE else None,
+            clip_fraction=total["clipped"] / tokens,
+            grad_norm=self.grad_norm,
+        )
+
+
 class ValueHead(nn.Module):
     """One number for each position, in float32 whatever the model computes in. 0 before its first step."""
 
@@ -58,24 +105,26 @@ class ValueHead(nn.Module):
         self.weight = nn.Parameter(torch.zeros(1, hidden_size))
         self.bias = nn.Parameter(torch.zeros(1))
 
-    def forward(self, hidden_BTH: Tensor) -> Tensor:
-        return functional.linear(hidden_BTH.float(), self.weight.float(), self.bias.float()).squeeze(-1)
+    def forward(self, hidden_SH: Tensor) -> Tensor:
+        return functional.linear(hidden_SH.float(), self.weight.float(), self.bias.float()).squeeze(-1)
 
 
 class ValueModel(nn.Module):
-    """A language model without its output layer, and a value head."""
+    """A language model without its output layer, and a value head. Rows are packed inside, as the policy's are."""
 
-    def __init__(self, backbone: Any) -> None:
+    def __init__(self, backbone: Any, *, attention: AttentionKind) -> None:
+        """Raises: ConfigurationError if the model does not let its attention be chosen."""
         super().__init__()
         self.backbone = backbone
+        self._attention = attention
+        set_attention(backbone, attention)
         self.head = ValueHead(backbone.config.hidden_size)
 
     def forward(self, token_ids_BT: Tensor, is_sampled_BT: Tensor) -> Tensor:
         """V before each sampled token, [B, T] float32, 0 elsewhere; rows are padded on the right."""
-        hidden_BTH = self.backbone(input_ids=token_ids_BT, use_cache=False).last_hidden_state
-        after_BT = self.head(hidden_BTH)
-        before_BT = functional.pad(after_BT[:, :-1], (1, 0))
-        return torch.where(is_sampled_BT, before_BT, 0.0)
+        packed = pack(token_ids_BT, is_sampled_BT)
+        hidden_NH = packed_hidden_states(self.backbone, packed, self._attention)
+        return unpack(self.head(hidden_NH[packed.predicts_N]), is_sampled_BT)
 
 
 class Critic:
@@ -92,19 +141,20 @@ class Critic:
         values_BT: Tensor = self.engine(rows.token_ids_BT, rows.is_sampled_BT)
         return values_BT
 
-    def learn(self, batches: Sequence[tuple[MicroBatch, ValueTargets]], size: BatchSize) -> ValueMeasures:
-        """One step on this rank's micro-batches, of which every rank has as many. Args: size: of the whole batch."""
+    def learn(self, batches: Sequence[tuple[MicroBatch, ValueTargets]], size: BatchSize, sums: ValueSums) -> None:
+        """One step on this rank's micro-batches, of which every rank has as many; DeepSpeed leaves it out if it is not finite.
+
+        Args: size: of the step's mini-batch, over all ranks. sums: get what the step measures.
+        """
         self.engine.train()
-        sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=self.engine.device)
         for index, (rows, targets) in enumerate(batches):
             self.engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
             loss = value_loss(self.engine(rows.token_ids_BT, rows.is_sampled_BT), targets, value_clip=self._value_clip)
             share = (token_mean(rows.loss_mask_BT, size, norm_tokens=None) * loss.per_token_BT).sum()
-            self.engine.backward(share * ranks.count(), scale_wrt_gas=False)
-            sums += _sums(share, loss, targets, rows.loss_mask_BT)
+            self.engine.backward(with_infectious_loss(share) * ranks.count(), scale_wrt_gas=False)
+            sums.add(share, loss, targets, rows.loss_mask_BT)
         self.engine.step()
-        ranks.sum_in_place(sums)
-        return _measures(sums, grad_norm=float(self.engine.get_global_grad_norm()))
+        sums.grad_norm = float(self.engine.get_global_grad_norm())
 
 
 @dataclass(frozen=True)
@@ -134,9 +184,7 @@ def load_value_model(path: Path, trainer: TrainerSection, *, vocabulary_size: in
     """
     transformers.utils.logging.disable_progress_bar()
     try:
-        backbone = transformers.AutoModel.from_pretrained(
-            path, dtype=getattr(torch, trainer.dtype), attn_implementation="sdpa", local_files_only=True
-        )
+        backbone = transformers.AutoModel.from_pretrained(path, dtype=getattr(torch, trainer.dtype), local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"trainer.critic.model_path must hold a language model, got {str(path)!r}: {error}") from error
     if trainer.gradient_checkpointing:
@@ -147,7 +195,10 @@ def load_value_model(path: Path, trainer: TrainerSection, *, vocabulary_size: in
             f"trainer.critic.model_path must hold a model with the policy's tokenizer and its vocabulary of {vocabulary_size}, got "
             f"{str(path)!r} with {found}; give one of the policy's family, or leave it out"
         )
-    return ValueModel(backbone)
+    attention = chosen_attention(trainer)
+    if attention != "unpacked":
+        require_packable_layers(backbone)
+    return ValueModel(backbone, attention=attention)
 
 
 def build_critic(model: ValueModel, trainer: TrainerSection) -> Critic:
@@ -155,36 +206,12 @@ def build_critic(model: ValueModel, trainer: TrainerSection) -> Critic:
     settings = trainer.critic
     assert settings is not None
     optimisation = msgspec.structs.replace(
-        trainer, learning_rate=settings.learning_rate, max_grad_norm=settings.max_grad_norm, deepspeed=settings.deepspeed
+        trainer,
+        learning_rate=settings.learning_rate,
+        learning_rate_schedule="constant",
+        warmup_updates=0,
+        final_learning_rate=0.0,
+        max_grad_norm=settings.max_grad_norm,
+        deepspeed=settings.deepspeed,
     )
-    return Critic(build_engine(model, optimisation, key="trainer.critic.deepspeed"), settings)
-
-
-@torch.no_grad()
-def _sums(loss: Tensor, per_token: ValueLoss, targets: ValueTargets, mask_BT: Tensor) -> Tensor:
-    returns = targets.returns_BT[mask_BT].double()
-    errors = returns - targets.values_BT[mask_BT].double()
-    values = (
-        mask_BT.sum(),
-        loss,
-        (per_token.is_clipped_BT & mask_BT).sum(),
-        returns.sum(),
-        returns.square().sum(),
-        errors.sum(),
-        errors.square().sum(),
-    )
-    return torch.stack([value.double() for value in values])
-
-
-def _measures(sums: Tensor, *, grad_norm: float) -> ValueMeasures:
-    total = dict(zip(_SUMS, sums.tolist(), strict=True))
-    tokens = total["tokens"]
-    return_variance = total["return_squared"] / tokens - (total["return"] / tokens) ** 2
-    error_variance = total["error_squared"] / tokens - (total["error"] / tokens) ** 2
-    varies = return_variance > 1e-12
-    return ValueMeasures(
-        value_loss=total["loss"],
-        explained_variance=1 - error_variance / return_variance if varies else None,
-        clip_fraction=total["clipped"] / tokens,
-        grad_norm=grad_norm,
-    )
+    return Critic(initialise(model, optimisation, key="trainer.critic.deepspeed"), settings)

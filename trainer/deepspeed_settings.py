@@ -13,7 +13,7 @@ from typing import Any
 from shared.configuration import TrainerSection
 from shared.errors import ConfigurationError
 
-ZERO_STAGES = (1, 2)
+ZERO_STAGES = (1, 2, 3)
 AUTO = "auto"
 NEVER_PRINT = 10**12
 
@@ -25,15 +25,23 @@ def deepspeed_settings(trainer: TrainerSection, *, is_cpu: bool, key: str = "tra
     """
     user = trainer.deepspeed if isinstance(trainer.deepspeed, dict) else _read(Path(trainer.deepspeed), key)
     if "scheduler" in user:
-        raise ConfigurationError(
-            f"{key} must not have a scheduler, got {user['scheduler']!r}; trainer.warmup_updates decides the schedule"
-        )
+        _require_no_schedule(trainer, user["scheduler"], key)
     settings = _merge(_defaults(is_cpu=is_cpu), user)
     settings = _impose(settings, _decided(trainer), path=key)
     stage = settings["zero_optimization"]["stage"]
     if stage not in ZERO_STAGES:
-        raise ConfigurationError(f"{key}.zero_optimization.stage must be 1 or 2, got {stage!r}")
+        raise ConfigurationError(f"{key}.zero_optimization.stage must be 1, 2 or 3, got {stage!r}")
     return settings
+
+
+def _require_no_schedule(trainer: TrainerSection, scheduler: Any, key: str) -> None:
+    """DeepSpeed's scheduler steps once an optimizer step and starts from `trainer.learning_rate`; ours would overrule it."""
+    ours = {"learning_rate_schedule": "constant", "warmup_updates": 0, "final_learning_rate": 0.0}
+    for name, nothing in ours.items():
+        if (value := getattr(trainer, name)) != nothing:
+            raise ConfigurationError(
+                f"{key}.scheduler is {scheduler!r} where trainer.{name}={value!r} makes a schedule too; remove one of them"
+            )
 
 
 def _defaults(*, is_cpu: bool) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from shared.configuration import TrainerSection
 from shared.trajectory import Trajectory
 from trainer import ranks
-from trainer.batching import BatchPlan, Share
+from trainer.batching import BatchPlan, MicroBatchPlan, Share
 from trainer.corrections import correct
 from trainer.critic import Critic, ValueTargets
 from trainer.estimation import Scored, TokenEstimation
@@ -33,6 +33,8 @@ from trainer.reference import ReferencePolicy
 class Prepared:
     """One micro-batch, for all epochs of the update."""
 
+    entry_ids: tuple[str, ...]
+    """Of its sequences; rows beyond them are padding."""
     rows: MicroBatch
     """With the advantages that the loss uses."""
     proximal_logprobs_BT: Tensor | None
@@ -66,7 +68,7 @@ class Preparation:
         self._kl = trainer.kl
         self._correction = trainer.correction
         self._controller = controller
-        self._needs_proximal = needs_proximal(trainer, num_steps=trainer.ppo_epochs)
+        self._trainer = trainer
         self._reference = reference
 
     @torch.no_grad()
@@ -86,17 +88,21 @@ class Preparation:
         with ExitStack() as stack:
             if self._reference:
                 stack.enter_context(self._reference.scoring())
-            prepared = [self._score(rows) for rows in batches]
+            has_proximal = needs_proximal(self._trainer, num_steps=self._trainer.ppo_epochs * len(plan.steps))
+            prepared = [self._score(planned, rows, has_proximal=has_proximal) for planned, rows in zip(share, batches, strict=True)]
         prepared = self._with_advantages(prepared, share)
         if self._correction.batch_normalise:
             mean_weight = self._mean_weight(prepared, plan)
             prepared = [replace(each, mean_weight=mean_weight) for each in prepared]
         return prepared
 
-    def _score(self, rows: MicroBatch) -> Prepared:
-        proximal_BT = self.score(rows) if self._needs_proximal else None
+    def _score(self, planned: MicroBatchPlan, rows: MicroBatch, *, has_proximal: bool) -> Prepared:
+        entries = tuple(sequence.entry_id for sequence in planned)
+        proximal_BT = self.score(rows) if has_proximal else None
         reference_BT = self._reference.logprobs(rows) if self._reference else None
-        return Prepared(rows, proximal_BT, reference_BT, self._reward_penalties(proximal_BT, reference_BT), mean_weight=1.0)
+        return Prepared(
+            entries, rows, proximal_BT, reference_BT, self._reward_penalties(proximal_BT, reference_BT), mean_weight=1.0
+        )
 
     def _with_advantages(self, prepared: Sequence[Prepared], share: Share) -> list[Prepared]:
         scored = [

@@ -14,9 +14,10 @@ from shared.ledger import TrainingLedger
 from shared.stream import TrajectoryConsumer
 from trainer import ranks
 from trainer.advantages import advantage_estimator
-from trainer.checkpoints import Checkpoints, RunState
+from trainer.checkpoints import Checkpoints, Component, RunState
 from trainer.critic import ValueModel, build_critic, load_value_model
 from trainer.evaluation import Evaluations
+from trainer.guards import SkippedUpdates
 from trainer.hub_client import HubClient
 from trainer.lead import Lead
 from trainer.learner import Learner
@@ -43,6 +44,7 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
         policy = load_policy(Path(configuration.run.model_path), trainer)
         critic = _critic_model(configuration, policy) if trainer.critic else None
         checkpoints = _checkpoints(configuration, policy, critic)
+        stack.callback(checkpoints.close)
         engine = build_engine(policy, trainer)
         learner = Learner(
             engine,
@@ -51,17 +53,23 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
             reference=load_reference(trainer, model_path=Path(configuration.run.model_path), device=engine.device),
             critic=build_critic(critic, trainer) if critic else None,
         )
-        resumed = _resume(configuration, checkpoints, learner.engines)
+        skipped_updates = SkippedUpdates(max_in_a_row=trainer.max_skipped_updates)
+        components: dict[str, Component] = {"skipped_updates": skipped_updates, "kl_controller": learner.kl_controller}
+        resumed = _resume(configuration, checkpoints, learner.engines, components)
         keys = Keys(configuration.run.id)
         client = stack.enter_context(patient_client(configuration.redis.url))
         ledger = TrainingLedger(client, keys)
-        lead = _lead(configuration, keys, ledger, engine.device, stop, stack, min_trainable) if ranks.rank() == 0 else None
+        lead = None
+        if ranks.rank() == 0:
+            lead = _lead(configuration, keys, ledger, policy, engine.device, stop, stack, min_trainable)
         yield TrainingLoop(
             configuration,
             resumed=resumed,
             learner=learner,
             consumer=TrajectoryConsumer(client, keys, ledger),
             checkpoints=checkpoints,
+            skipped_updates=skipped_updates,
+            components=components,
             lead=lead,
         )
 
@@ -98,17 +106,20 @@ def _checkpoints(configuration: Configuration, policy: Policy, critic: ValueMode
         keep=configuration.trainer.checkpoint.keep,
         fingerprint=policy.fingerprint() + (f"+{fingerprint(critic.backbone)}" if critic else ""),
         model_path=Path(configuration.run.model_path),
+        timeout=_longest_silence(configuration),
     )
 
 
-def _resume(configuration: Configuration, checkpoints: Checkpoints, engines: Mapping[str, object]) -> RunState | None:
-    """The checkpoint that `engines` hold afterwards; None if the run starts anew."""
+def _resume(
+    configuration: Configuration, checkpoints: Checkpoints, engines: Mapping[str, object], components: Mapping[str, Component]
+) -> RunState | None:
+    """The checkpoint that `engines` and `components` hold afterwards; None if the run starts anew."""
     if configuration.trainer.checkpoint.resume == "never":
         checkpoints.require_none()
         return None
     state = checkpoints.newest()
     if state is not None:
-        checkpoints.load(engines, state)
+        checkpoints.load(engines, state, components)
     return state
 
 
@@ -116,6 +127,7 @@ def _lead(
     configuration: Configuration,
     keys: Keys,
     ledger: TrainingLedger,
+    policy: Policy,
     device: torch.device,
     stop: StopSignal,
     stack: ExitStack,
@@ -156,6 +168,7 @@ def _lead(
         evaluations=evaluations,
         tracker=tracker,
         stop=stop,
+        cost=policy.sequence_cost(),
     )
     stack.callback(lead.close)
     return lead

@@ -6,16 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModel
 
 from shared.errors import ConfigurationError
+from tests.trainer.conftest import DEPRECATED_BY_TORCH
 from tests.trainer.learning import section
 from tests.trainer.records import VOCABULARY
 from tests.trainer.valuing import episodes, gae, learn, make_critic, make_learner, plan
-from trainer.checkpoints import Checkpoints
+from trainer.batching import PlannedSequence
+from trainer.checkpoints import Checkpoints, LedgerState
 from trainer.critic import ValueMeasures, ValueTargets, load_value_model, value_loss
 from trainer.kl import KlController
 from trainer.preparation import Preparation
@@ -135,7 +138,7 @@ def test_whitened_advantages_do_not_depend_on_micro_batches_and_are_clipped_last
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, 2, pytest.param(3, marks=DEPRECATED_BY_TORCH)])
 @pytest.mark.parametrize("max_tokens", [10_000, 40, 1])
 def test_gradient_is_plain_autograds_in_one_micro_batch_or_nine(one_rank, model_path, stage, max_tokens):
     trainer = gae(critic={"deepspeed": {"zero_optimization": {"stage": stage}}}, advantage=ADVANTAGE)
@@ -146,6 +149,46 @@ def test_gradient_is_plain_autograds_in_one_micro_batch_or_nine(one_rank, model_
     assert_gradients(gradients, expected)
     norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm().item()
     assert learned.values.grad_norm == pytest.approx(norm, rel=1e-4)
+
+
+def test_attention_that_does_not_pack_gives_the_same_gradient(one_rank, model_path):
+    _, gradients = learn(model_path, gae(attention="unpacked", advantage=ADVANTAGE), max_tokens=40)
+    assert_gradients(gradients, reference(model_path)[1])
+
+
+def test_each_mini_batch_is_a_step_and_measures_are_of_all(one_rank, model_path):
+    trainer = gae(ppo_mini_batch_size=5, critic={"learning_rate": 1e-12}, advantage=ADVANTAGE)
+    learner, critic = make_learner(model_path, trainer, has_opinion=True)
+    rows = episodes()
+    learned = learner.learn(plan(rows, mini_batch_size=5), rows)
+    assert critic.engine.global_steps == 2
+    whole, _ = learn(model_path, gae(advantage=ADVANTAGE))
+    assert learned.values.explained_variance == pytest.approx(whole.values.explained_variance, rel=1e-5)
+
+
+def test_a_value_loss_that_is_no_number_moves_no_weight_and_is_counted(one_rank, model_path):
+    learner, critic = make_learner(model_path, gae(critic={"learning_rate": 1e-3}, learning_rate=1e-3))
+    before = [weight.clone() for weight in critic.engine.module.parameters()]
+    rows = episodes()
+    whole = plan(rows)
+    broken = PlannedSequence("e0", rows["e0"].num_tokens, rows["e0"].num_sampled_tokens, 0.0, 0.0, turn_rewards=(0.0, float("nan")))
+    shares = (((*[each for each in whole.shares[0][0] if each.entry_id != "e0"], broken),),)
+    learned = learner.learn(msgspec.structs.replace(whole, shares=shares), rows)
+    assert learned.skipped is not None
+    assert not learned.has_learnt, "the same number is in the policy's advantages"
+    assert learned.values is None
+    assert all(torch.equal(*pair) for pair in zip(critic.engine.module.parameters(), before, strict=True))
+
+
+def test_a_critic_that_alone_is_no_number_is_counted_too(one_rank, model_path, monkeypatch):
+    learner, critic = make_learner(model_path, gae(critic={"learning_rate": 1e-3, "warmup_updates": 1}, num_updates=2))
+    before = [weight.clone() for weight in critic.engine.module.parameters()]
+    monkeypatch.setattr("trainer.critic.with_infectious_loss", lambda loss: loss * torch.nan)
+    rows = episodes()
+    learned = learner.learn(plan(rows), rows)
+    assert learned.skipped.cause == "gradient"
+    assert set(learned.skipped.entry_ids) == set(rows)
+    assert all(torch.equal(*pair) for pair in zip(critic.engine.module.parameters(), before, strict=True))
 
 
 def test_explained_variance_is_of_the_values_before_the_update(one_rank, model_path):
@@ -161,6 +204,7 @@ def test_explained_variance_is_of_the_values_before_the_update(one_rank, model_p
 
 @pytest.mark.stack
 @pytest.mark.timeout(300)
+@DEPRECATED_BY_TORCH
 def test_two_ranks_have_the_gradients_of_one(one_rank, model_path, tmp_path, repository, free_port):
     output = tmp_path / "results.pt"
     settings = [
@@ -169,7 +213,7 @@ def test_two_ranks_have_the_gradients_of_one(one_rank, model_path, tmp_path, rep
             "critic": {"deepspeed": {"zero_optimization": {"stage": stage}}},
             "advantage": {**ADVANTAGE, "whiten": True},
         }
-        for stage in (1, 2)
+        for stage in (1, 2, 3)
     ]
     settings.append({"adv_estimator": "reinforce_plus_plus", "advantage": {"discount": GAMMA}})
     script = repository / "tests" / "trainer" / "valuing.py"
@@ -249,16 +293,22 @@ def test_a_value_that_moved_too_far_is_held_back(one_rank, model_path):
     assert learner.learn(plan(rows), rows).values.clip_fraction > 0.2
 
 
+def saved_checkpoint(directory, model_path, learner):
+    saved = Checkpoints(directory, keep=2, fingerprint="both", model_path=model_path)
+    saved.save(learner.engines, 1, [], ledger=LedgerState(0, {}), components={})
+    assert saved.wait().problem is None
+    return saved
+
+
 def test_critic_continues_from_a_checkpoint_as_if_never_stopped(one_rank, model_path, tmp_path):
     trainer = gae(critic={"learning_rate": 1e-3}, learning_rate=1e-3)
     learner, critic = make_learner(model_path, trainer)
     rows = episodes()
     learner.learn(plan(rows), rows)
-    saved = Checkpoints(tmp_path, keep=2, fingerprint="both", model_path=model_path)
-    saved.save(learner.engines, 1, [])
+    saved = saved_checkpoint(tmp_path, model_path, learner)
     learner.learn(plan(rows, version=1), rows)
     other, other_critic = make_learner(model_path, trainer)
-    saved.load(other.engines, saved.newest())
+    saved.load(other.engines, saved.newest(), {})
     other.learn(plan(rows, version=1), rows)
     for left, right in ((critic, other_critic), (learner, other)):
         for weight, expected in zip(right.engine.module.parameters(), left.engine.module.parameters(), strict=True):
@@ -266,10 +316,9 @@ def test_critic_continues_from_a_checkpoint_as_if_never_stopped(one_rank, model_
 
 
 def test_a_checkpoint_without_a_critic_is_refused_in_words(one_rank, model_path, tmp_path):
-    saved = Checkpoints(tmp_path, keep=2, fingerprint="both", model_path=model_path)
-    saved.save(make_learner(model_path, section())[0].engines, 1, [])
+    saved = saved_checkpoint(tmp_path, model_path, make_learner(model_path, section())[0])
     with pytest.raises(ConfigurationError, match="must hold the critic's state, and does not"):
-        saved.load(make_learner(model_path, gae())[0].engines, saved.newest())
+        saved.load(make_learner(model_path, gae())[0].engines, saved.newest(), {})
 
 
 def test_a_critic_of_another_vocabulary_is_refused(model_path):

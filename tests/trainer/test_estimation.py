@@ -23,7 +23,7 @@ def scored(planned, rows, *, penalties=None, values=None, oldest_version=0):
 
 
 def rewarded(row, *turn_rewards):
-    return PlannedSequence("e", row.num_tokens, sum(turn_rewards), 0.0, turn_rewards=turn_rewards)
+    return PlannedSequence("e", row.num_tokens, row.num_sampled_tokens, sum(turn_rewards), 0.0, turn_rewards=turn_rewards)
 
 
 def two_turns(**settings):
@@ -77,14 +77,14 @@ def test_tokens_too_old_for_the_loss_are_steps_and_take_no_part_in_the_mean(one_
 
 def test_a_plans_own_advantages_stay_as_they_are(one_rank):
     row = two_turns()
-    planned = PlannedSequence("e", row.num_tokens, 0.0, 0.0, turn_advantages=(0.1, -7.0))
+    planned = PlannedSequence("e", row.num_tokens, row.num_sampled_tokens, 0.0, 0.0, turn_advantages=(0.1, -7.0))
     (found,) = TokenEstimation(section()).estimate([scored([planned], [row])])
     np.testing.assert_array_equal(found.advantages_BT, np.float32([[0, 0.1, 0.1, 0, -7.0]]))
 
 
 def test_a_plans_own_advantages_are_whitened_by_token_then_clipped(one_rank):
     row = two_turns()
-    planned = PlannedSequence("e", row.num_tokens, 0.0, 0.0, turn_advantages=(1.0, 4.0))
+    planned = PlannedSequence("e", row.num_tokens, row.num_sampled_tokens, 0.0, 0.0, turn_advantages=(1.0, 4.0))
     estimation = TokenEstimation(section(advantage={"whiten": True, "clip": 1.0}))
     (found,) = estimation.estimate([scored([planned], [row])])
     # 1, 1, 4: mean 2, variance 6/2; 2/√3 is over the limit.
@@ -95,7 +95,7 @@ def test_a_plans_own_advantages_are_whitened_by_token_then_clipped(one_rank):
 def test_an_empty_micro_batch_changes_nothing(one_rank, name):
     estimation = TokenEstimation(section(adv_estimator=name, advantage={"whiten": True}))
     row = two_turns()
-    planned = PlannedSequence("e", row.num_tokens, 0.0, 0.0, (1.0, 4.0), (1.0, 4.0))
+    planned = PlannedSequence("e", row.num_tokens, row.num_sampled_tokens, 0.0, 0.0, (1.0, 4.0), (1.0, 4.0))
     (alone,) = estimation.estimate([scored([planned], [row])])
     beside, empty = estimation.estimate([scored([planned], [row]), scored([], [])])
     np.testing.assert_array_equal(beside.advantages_BT, alone.advantages_BT)

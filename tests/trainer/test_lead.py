@@ -10,6 +10,7 @@ from shared.ledger import TrainingLedger
 from tests.trainer.learning import section
 from tests.trainer.records import episode
 from trainer.assembly import Group, Selection
+from trainer.batching import SequenceCost
 from trainer.lead import Batch, plan_batch, update_metrics
 from trainer.learner import Learned
 from trainer.measures import Measures
@@ -38,18 +39,20 @@ def selected(*groups, oldest_version=0):
 
 
 def batch(configuration, selection, version=1):
-    return Batch(selection.batch, plan_batch(selection, version, configuration, 1), wait_s=1.0, plan_s=0.5)
+    return Batch(
+        selection.batch, plan_batch(selection, version, configuration, num_ranks=1, cost=SequenceCost()), wait_s=1.0, plan_s=0.5
+    )
 
 
 def test_advantages_are_relative_to_the_groups_own_trainable_episodes(configuration):
-    plan = plan_batch(selected(group("a"), group("b", size=3, broken=(0,))), 4, configuration, 1)
+    plan = plan_batch(selected(group("a"), group("b", size=3, broken=(0,))), 4, configuration, num_ranks=1, cost=SequenceCost())
     planned = {row.entry_id: row.advantage for share in plan.shares for rows in share for row in rows}
     assert planned == {"a/0": -0.5, "a/1": 0.5, "b/1": -0.5, "b/2": 0.5}
     assert (plan.version, plan.num_sequences, plan.num_sampled_tokens) == (4, 4, 16)
 
 
 def test_plan_survives_the_way_to_other_ranks(configuration):
-    plan = plan_batch(selected(group("a"), group("b")), 4, configuration, 2)
+    plan = plan_batch(selected(group("a"), group("b")), 4, configuration, num_ranks=2, cost=SequenceCost())
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=type(plan)) == plan
 
 
@@ -92,7 +95,7 @@ def test_tokens_over_the_bound_carry_no_loss_and_their_rewards_still_count(confi
 
 def planned_by(configuration, group, **trainer):
     configuration = msgspec.structs.replace(configuration, trainer=section(**trainer))
-    plan = plan_batch(selected(group), 0, configuration, 1)
+    plan = plan_batch(selected(group), 0, configuration, num_ranks=1, cost=SequenceCost())
     return {row.entry_id: row for share in plan.shares for rows in share for row in rows}
 
 

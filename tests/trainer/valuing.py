@@ -16,7 +16,7 @@ from shared.trajectory import Trajectory, Turn
 from tests.trainer.learning import section
 from tests.trainer.records import VOCABULARY, trajectory
 from trainer import ranks
-from trainer.batching import BatchPlan, PlannedSequence, plan_shares
+from trainer.batching import BatchPlan, PlannedSequence, SequenceCost, mini_batches, plan_update
 from trainer.critic import Critic, build_critic, load_value_model
 from trainer.learner import Learned, Learner
 from trainer.model import build_engine, load_policy, start_ranks
@@ -57,17 +57,27 @@ def episodes(*, seed: int = 0, count: int = 9) -> dict[str, Trajectory]:
     return rows
 
 
-def plan(rows: Mapping[str, Trajectory], *, num_ranks: int = 1, max_tokens: int = 10_000, version: int = 0) -> BatchPlan:
+def plan(
+    rows: Mapping[str, Trajectory],
+    *,
+    num_ranks: int = 1,
+    max_tokens: int = 10_000,
+    version: int = 0,
+    mini_batch_size: int | None = None,
+) -> BatchPlan:
     sequences = [
-        PlannedSequence(entry, row.num_tokens, row.reward, 0.0, turn_rewards=tuple(turn.reward for turn in row.turns))
+        PlannedSequence(
+            entry, row.num_tokens, row.num_sampled_tokens, row.reward, 0.0, turn_rewards=tuple(turn.reward for turn in row.turns)
+        )
         for entry, row in rows.items()
     ]
-    return BatchPlan(
+    return plan_update(
+        mini_batches([sequences], size=mini_batch_size, unit="episode"),
         version=version,
         oldest_version=0,
-        num_sequences=len(sequences),
-        num_sampled_tokens=sum(row.num_sampled_tokens for row in rows.values()),
-        shares=plan_shares(sequences, num_ranks=num_ranks, max_tokens=max_tokens),
+        num_ranks=num_ranks,
+        max_tokens=max_tokens,
+        cost=SequenceCost(),
     )
 
 
@@ -92,7 +102,8 @@ def learn(model_path: Path, trainer: TrainerSection, *, max_tokens: int = 10_000
     for name, engine in learner.engines.items():
         _catch_gradients(engine, name, gradients)
     rows = episodes()
-    return learner.learn(plan(rows, num_ranks=ranks.count(), max_tokens=max_tokens), rows), gradients
+    whole = plan(rows, num_ranks=ranks.count(), max_tokens=max_tokens, mini_batch_size=trainer.ppo_mini_batch_size)
+    return learner.learn(whole, rows), gradients
 
 
 def _catch_gradients(engine: Any, name: str, gradients: dict[str, torch.Tensor]) -> None:
