@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-compose lint format lock bench-hub bench-async clean
+.PHONY: help install demo test test-compose lint format lock bench-hub bench-async bench-trainer clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -77,6 +77,9 @@ bench-hub: install ## what the hub adds to a generate call
 
 bench-async: install ## what asynchrony gains over synchronous training, under virtual time (about 8 minutes)
 	@$(BIN)/python -m benchmarks.asynchrony
+
+bench-trainer: install ## an update against a step of TRL's, and what a checkpoint costs (about 9 minutes)
+	@$(BIN)/python -m benchmarks.trainer
 
 clean: ## remove .venv, caches and the demo's runs
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info runs/demo runs/demo-*

@@ -2,7 +2,7 @@
 
 A micro-batch is a set of sequences that are packed without padding. Its memory goes by tokens, which `max_tokens` limits; its time
 by cost, which also counts attention. Ranks step together (ZeRO-2 and -3 communicate in every micro-step), so each gets the same
-number of micro-batches, the n-th of about the same cost on all; one with nothing left gets an empty one.
+number of micro-batches, dearest first; one with nothing left gets an empty one.
 """
 
 import math
@@ -148,16 +148,18 @@ def plan_update(
 
 
 def plan_shares(sequences: Iterable[PlannedSequence], *, num_ranks: int, max_tokens: int, cost: SequenceCost) -> tuple[Share, ...]:
-    """Every sequence into one micro-batch of one rank, in as few micro-batches as the limit allows, of like cost.
+    """Every sequence into one micro-batch of one rank: ranks of like cost, each with as few micro-batches as the limit allows.
 
     Args: max_tokens: of a micro-batch. A sequence above it gets a micro-batch of its own.
     """
     longest_first = sorted(sequences, key=lambda sequence: (-sequence.num_tokens, sequence.entry_id))
-    count = _fewest(longest_first, max_tokens)
+    parts = _spread(longest_first, num_ranks, cost=cost)
+    assert parts is not None, "a rank takes any number of tokens"
+    count = max(_fewest(part.sequences, max_tokens) for part in parts)
     while True:
-        count += -count % num_ranks
-        if (packs := _spread(longest_first, count, max_tokens, cost)) is not None:
-            return _deal(packs, num_ranks)
+        shares = [_spread(part.sequences, count, cost=cost, max_tokens=max_tokens) for part in parts]
+        if None not in shares:
+            return tuple(_dearest_first(share) for share in shares if share is not None)
         count += 1 + count // 16
 
 
@@ -167,7 +169,7 @@ class _Pack:
     num_tokens: int = 0
     cost: float = 0.0
 
-    def can_take(self, sequence: PlannedSequence, max_tokens: int) -> bool:
+    def can_take(self, sequence: PlannedSequence, max_tokens: float) -> bool:
         return not self.sequences or self.num_tokens + sequence.num_tokens <= max_tokens
 
     def take(self, sequence: PlannedSequence, cost: SequenceCost) -> None:
@@ -183,7 +185,9 @@ def _fewest(sequences: Sequence[PlannedSequence], max_tokens: int) -> int:
     return max(1, math.ceil(total / max_tokens), large)
 
 
-def _spread(longest_first: Sequence[PlannedSequence], count: int, max_tokens: int, cost: SequenceCost) -> list[_Pack] | None:
+def _spread(
+    longest_first: Sequence[PlannedSequence], count: int, *, cost: SequenceCost, max_tokens: float = math.inf
+) -> list[_Pack] | None:
     """`count` packs, each sequence in the cheapest one that can take it; None if one fits nowhere."""
     packs = [_Pack() for _ in range(count)]
     for sequence in longest_first:
@@ -194,14 +198,5 @@ def _spread(longest_first: Sequence[PlannedSequence], count: int, max_tokens: in
     return packs
 
 
-def _deal(packs: list[_Pack], num_ranks: int) -> tuple[Share, ...]:
-    """In rounds of like cost; in each, the rank with the least so far gets the dearest."""
-    dearest_first = sorted(packs, key=lambda pack: -pack.cost)
-    shares: list[list[MicroBatchPlan]] = [[] for _ in range(num_ranks)]
-    costs = [0.0] * num_ranks
-    for start in range(0, len(packs), num_ranks):
-        poorest_first = sorted(range(num_ranks), key=costs.__getitem__)
-        for rank, pack in zip(poorest_first, dearest_first[start : start + num_ranks], strict=True):
-            shares[rank].append(tuple(pack.sequences))
-            costs[rank] += pack.cost
-    return tuple(map(tuple, shares))
+def _dearest_first(packs: list[_Pack]) -> Share:
+    return tuple(tuple(pack.sequences) for pack in sorted(packs, key=lambda pack: -pack.cost))
