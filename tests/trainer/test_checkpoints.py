@@ -15,12 +15,14 @@ from trainer.checkpoints import POLICY, Checkpoints, LedgerState
 from trainer.guards import SkippedUpdates
 from trainer.snapshots import SnapshotFile
 
+NO_BOOKS = LedgerState(0, {})
+
 
 def checkpoints(directory, model_path, *, keep=2, fingerprint="model"):
     return Checkpoints(directory, keep=keep, fingerprint=fingerprint, model_path=model_path)
 
 
-def begin(saved, learner, version, group_ids=(), *, ledger=LedgerState(0, {}), components=None):
+def begin(saved, learner, version, group_ids=(), *, ledger=NO_BOOKS, components=None):
     saved.save({POLICY: learner.engine}, version, group_ids, ledger=ledger, components=components or {})
 
 
