@@ -23,7 +23,7 @@ from trainer.redis_connection import impatient_client, patient_client
 from trainer.rollouts import RolloutReader
 from trainer.step import TrainingLoop
 from trainer.stopping import StopSignal
-from trainer.tracking import ConsoleTracker
+from trainer.trackers.trackers import open_trackers, require_packages
 from trainer.weight_push import WeightPusher
 
 SLACK_S = 600.0
@@ -33,6 +33,7 @@ SLACK_S = 600.0
 def training(configuration: Configuration, stop: StopSignal) -> Iterator[TrainingLoop]:
     """This rank's training loop, ready to run; everything it opened is closed at the end."""
     trainer = configuration.trainer
+    require_packages(trainer.trackers)
     start_ranks(timeout=_longest_silence(configuration))
     with ExitStack() as stack:
         stack.callback(torch.distributed.destroy_process_group)
@@ -46,7 +47,9 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
         keys = Keys(configuration.run.id)
         client = stack.enter_context(patient_client(configuration.redis.url))
         ledger = TrainingLedger(client, keys)
-        lead = _lead(configuration, keys, ledger, engine.device, stop, stack) if ranks.rank() == 0 else None
+        lead = None
+        if ranks.rank() == 0:
+            lead = _lead(configuration, keys, ledger, engine.device, stop, stack, resumed=resumed)
         yield TrainingLoop(
             configuration,
             resumed=resumed,
@@ -96,11 +99,13 @@ def _lead(
     device: torch.device,
     stop: StopSignal,
     stack: ExitStack,
+    *,
+    resumed: RunState | None,
 ) -> Lead:
     trainer = configuration.trainer
     directory = Path(configuration.run.directory)
     directory.mkdir(parents=True, exist_ok=True)
-    tracker = stack.enter_context(ConsoleTracker(trainer.num_updates))
+    tracker = stack.enter_context(open_trackers(configuration, version=resumed.version if resumed else 0))
     reading = stack.enter_context(impatient_client(configuration.redis.url))
     pusher = WeightPusher(
         HubClient(configuration.inference_hub.address, timeout_s=trainer.weight_push.timeout_s, run_id=configuration.run.id),
