@@ -17,7 +17,7 @@ from shared.trajectory import Trajectory
 from trainer import ranks
 from trainer.aggregation import AGGREGATIONS
 from trainer.batching import BatchPlan, MicroBatchPlan, entry_ids
-from trainer.guards import SkippedStep, non_finite_rows, with_infectious_loss
+from trainer.guards import SkippedStep, infected, non_finite_rows
 from trainer.losses import POLICY_LOSSES, LossSettings, behaviour_log_ratio
 from trainer.measures import Measures, MeasureSums
 from trainer.micro_batch import MicroBatch, collate
@@ -103,9 +103,8 @@ class Learner:
         sums = MeasureSums(self.engine.device)
         for index, planned in enumerate(share):
             self.engine.set_gradient_accumulation_boundary(index == len(share) - 1)
-            loss_BT = self._loss(plan, self._collate(planned, trajectories, plan), sums)
-            self._offending += non_finite_rows(loss_BT, [sequence.entry_id for sequence in planned])
-            self.engine.backward(with_infectious_loss(loss_BT.sum()) * ranks.count(), scale_wrt_gas=False)
+            loss = self._loss(plan, planned, self._collate(planned, trajectories, plan), sums)
+            self.engine.backward(loss * ranks.count(), scale_wrt_gas=False)
         return sums.reduce()
 
     def _collate(self, planned: MicroBatchPlan, trajectories: Mapping[str, Trajectory], plan: BatchPlan) -> MicroBatch:
@@ -113,20 +112,24 @@ class Learner:
         advantages = [sequence.advantage for sequence in planned]
         return collate(rows, advantages, version=plan.version, oldest_version=plan.oldest_version, device=self.engine.device)
 
-    def _loss(self, plan: BatchPlan, rows: MicroBatch, sums: MeasureSums) -> Tensor:
-        """This micro-batch's share of the loss of the whole batch, by token."""
+    def _loss(self, plan: BatchPlan, planned: MicroBatchPlan, rows: MicroBatch, sums: MeasureSums) -> Tensor:
+        """This micro-batch's share of the loss of the whole batch."""
         logprobs_BT = self.engine(rows.token_ids_BT, rows.loss_mask_BT, rows.temperatures_B)
         log_ratio_BT = behaviour_log_ratio(logprobs_BT, rows.behaviour_logprobs_BT)
         policy_loss = self._policy_loss(logprobs_BT, log_ratio_BT, rows.advantages_B1, self._bounds)
         loss_BT = self._token_weights(rows.loss_mask_BT, plan.size) * policy_loss.per_token_BT
+        loss = loss_BT.sum()
         sums.add(
-            loss=loss_BT.sum(),
+            loss=loss,
             log_ratio_BT=log_ratio_BT,
             is_clipped_BT=policy_loss.is_clipped_BT,
             loss_mask_BT=rows.loss_mask_BT,
             is_on_policy_B1=rows.is_on_policy_B1,
         )
-        return loss_BT
+        if not loss.isfinite():
+            self._offending += non_finite_rows(loss_BT, [sequence.entry_id for sequence in planned])
+            loss = infected(loss, logprobs_BT)
+        return loss
 
     def _set_learning_rate(self, version: int) -> float:
         learning_rate = warmed_up(self._trainer.learning_rate, version, warmup_updates=self._trainer.warmup_updates)

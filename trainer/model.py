@@ -23,6 +23,7 @@ from shared.configuration import TrainerSection
 from shared.errors import ConfigurationError
 from trainer.deepspeed_settings import deepspeed_settings
 from trainer.logprobs import sampled_token_logprobs
+from trainer.record_checks import RecordLimits
 
 
 class Policy(nn.Module):
@@ -42,6 +43,11 @@ class Policy(nn.Module):
         """Every parameter by its Hugging Face name; tied ones once, under the name that is not the output layer's."""
         for name, parameter in self.causal_lm.named_parameters():
             yield name, parameter.detach()
+
+    def record_limits(self) -> RecordLimits:
+        """What records it can be trained on."""
+        embedding = self.causal_lm.get_input_embeddings()
+        return RecordLimits.of(self.causal_lm.config, num_embeddings=embedding.num_embeddings)
 
     def fingerprint(self) -> str:
         """Same for models whose weights fit each other: class, parameter names and shapes."""

@@ -19,6 +19,7 @@ from trainer.hub_client import HubClient
 from trainer.lead import Lead
 from trainer.learner import Learner
 from trainer.model import Policy, build_engine, load_policy, start_ranks
+from trainer.record_checks import RecordLimits, require_matching_tokenizer
 from trainer.redis_connection import impatient_client, patient_client
 from trainer.rollouts import RolloutReader
 from trainer.step import TrainingLoop
@@ -38,6 +39,8 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
     with ExitStack() as stack:
         stack.callback(torch.distributed.destroy_process_group)
         policy = load_policy(Path(configuration.run.model_path), trainer)
+        limits = policy.record_limits()
+        require_matching_tokenizer(Path(configuration.run.model_path), limits)
         checkpoints = _checkpoints(configuration, policy)
         stack.callback(checkpoints.close)
         engine = build_engine(policy, trainer)
@@ -49,7 +52,7 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
         ledger = TrainingLedger(client, keys)
         lead = None
         if ranks.rank() == 0:
-            lead = _lead(configuration, keys, ledger, engine.device, stop, stack, resumed=resumed)
+            lead = _lead(configuration, keys, ledger, engine.device, stop, stack, resumed=resumed, limits=limits)
         yield TrainingLoop(
             configuration,
             resumed=resumed,
@@ -101,6 +104,7 @@ def _lead(
     stack: ExitStack,
     *,
     resumed: RunState | None,
+    limits: RecordLimits,
 ) -> Lead:
     trainer = configuration.trainer
     directory = Path(configuration.run.directory)
@@ -126,7 +130,11 @@ def _lead(
     lead = Lead(
         configuration,
         reader=RolloutReader(
-            TrajectoryConsumer(reading, keys, ledger), ledger, configuration.rollout, timeout_s=trainer.generation_timeout_s
+            TrajectoryConsumer(reading, keys, ledger),
+            ledger,
+            configuration.rollout,
+            timeout_s=trainer.generation_timeout_s,
+            limits=limits,
         ),
         ledger=ledger,
         pusher=pusher,
