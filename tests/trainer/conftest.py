@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.trainer.records import VOCABULARY
-from tests.trainer.run_support import serving_hub, trainers, working_agents, write_run_file
+from tests.trainer.run_support import SmallDisk, serving_hub, trainers, working_agents, write_run_file
 from trainer.model import start_ranks
 
 
@@ -87,3 +88,16 @@ def run_file(tmp_path, model_path, redis_url, keys, hub):
 def start():
     with trainers() as start:
         yield start
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mounts a real file system of a limited size, such as "2500k"."""
+    with ExitStack() as mounted:
+
+        def mount(size):
+            disk = SmallDisk(tmp_path / "small", size)
+            mounted.callback(disk.unmount)
+            return disk
+
+        yield mount

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
 import redis.asyncio
 
 from shared import trajectory as trajectories
@@ -161,6 +162,22 @@ def write_run_file(directory, *, keys, model_path, redis_url, hub):
         )
     )
     return path
+
+
+class SmallDisk:
+    """A tmpfs of a limited size."""
+
+    def __init__(self, path, size):
+        self.path = path
+        path.mkdir()
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True).returncode != 0:
+            pytest.skip("mounting a file system of limited size needs root")
+
+    def grow(self, size):
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(self.path)], check=True)
+
+    def unmount(self):
+        subprocess.run(["umount", str(self.path)], check=True)
 
 
 @contextmanager
