@@ -80,7 +80,7 @@ def test_killed_at_any_moment_nothing_is_lost_or_trained_twice_and_the_weights_a
     ledger = TrainingLedger(redis_client, keys)
     at_death = ledger.books()
     assert at_death.is_balanced
-    assert at_death.version in (3, 4)
+    assert at_death.version in (3, 4, LAST), "training goes on while a checkpoint is written"
     durable = max([0, *(int(path.name[1:]) for path in (run_file.parent / "checkpoints").glob("v*"))])
     assert durable in POSSIBLY_DURABLE.get(moment, {0, 2})
     hub.versions.clear()
