@@ -243,6 +243,10 @@ class TrainerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """DeepSpeed's own settings, inline or the path of its JSON; passed through."""
     generation_timeout_s: PositiveFloat = 1800.0
     """Longest wait for one batch before training stops with the reason."""
+    trackers: tuple[Literal["console", "jsonl", "tensorboard", "wandb", "trackio"], ...] = ("console", "jsonl")
+    """Who is told every update. jsonl is metrics.jsonl, which `headrace demo` and the benchmarks read."""
+    tracker_project: str = "headrace"
+    """Of W&B and Trackio; the run's name there is run.id."""
     weight_push: WeightPushSection = WeightPushSection()
     checkpoint: CheckpointSection = CheckpointSection()
     evaluation: EvaluationSection = EvaluationSection()
@@ -329,7 +333,12 @@ def read(path: Path, *, overrides: Iterable[str] = (), environment_variables: Ma
     return strict_yaml.decode(raw, Configuration, source=str(path))
 
 
+def without_secrets(configuration: Configuration) -> Configuration:
+    """The configuration without a password in `redis.url`."""
+    section = msgspec.structs.replace(configuration.redis, url=redis_address.without_password(configuration.redis.url))
+    return msgspec.structs.replace(configuration, redis=section)
+
+
 def dump(configuration: Configuration) -> str:
     """The configuration as YAML that `load` reads back, but for a password in `redis.url`: files have none."""
-    section = msgspec.structs.replace(configuration.redis, url=redis_address.without_password(configuration.redis.url))
-    return msgspec.yaml.encode(msgspec.structs.replace(configuration, redis=section)).decode()
+    return msgspec.yaml.encode(without_secrets(configuration)).decode()

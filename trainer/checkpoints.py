@@ -12,6 +12,7 @@ A save is COPYING → WRITING → durable or failed. Training stands still only 
 rank writes it, and rank 0's renames once all of them are done. The next save waits for the one before.
 """
 
+import errno
 import logging
 import os
 import re
@@ -33,6 +34,8 @@ from trainer.random_state import RandomState
 from trainer.snapshots import SnapshotFile, snapshot
 
 STATE_FILE = "run_state.json"
+SPARE_BYTES = 2**18
+"""Beside tensors, for a checkpoint's other files and the run's own."""
 POLICY = "policy"
 """The name of the engine whose weights are exported."""
 _NAME = re.compile(r"^v(\d{5,})$")
@@ -231,8 +234,9 @@ class Checkpoints:
     def _write(self, content: _Content, policy: Any) -> SaveResult:
         """In the thread of each rank."""
         partial = _partial(content.final)
-        problem = _attempt(lambda: self._write_own(content, policy, partial))
-        num_bytes, num_failed = self._meeting.sums([content.num_bytes, int(problem is not None)])
+        [num_bytes] = self._meeting.sums([content.num_bytes])
+        problem = _attempt(lambda: self._write_own(content, policy, partial, num_bytes))
+        [num_failed] = self._meeting.sums([int(problem is not None)])
         if ranks.rank() == 0:
             if num_failed == 0:
                 problem = _attempt(lambda: self._complete(content.final))
@@ -245,7 +249,10 @@ class Checkpoints:
             problem = self._explained(content.final, num_bytes, problem)
         return SaveResult(content.state.version, content.state.group_ids, problem)
 
-    def _write_own(self, content: _Content, policy: Any, partial: Path) -> None:
+    def _write_own(self, content: _Content, policy: Any, partial: Path, num_bytes: int) -> None:
+        # A disk filled to the brim, even for a while, would also fail the run's other files.
+        if _free_bytes(content.final) < num_bytes + SPARE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         own = _rank_file(partial)
         own.parent.mkdir(parents=True, exist_ok=True)
         own.write_bytes(msgspec.msgpack.encode(content.random_state))

@@ -47,10 +47,9 @@ class SkippedUpdates:
         self.in_a_row, self.total = state["in_a_row"], state["total"]
 
 
-def with_infectious_loss(loss: Tensor) -> Tensor:
-    """`loss`, with a gradient of NaN for every parameter if its value is not finite, even where autograd's would be a number."""
-    factor = torch.where(loss.detach().isfinite(), 1.0, torch.nan)
-    return loss * factor
+def infected(loss: Tensor, logprobs_BT: Tensor) -> Tensor:
+    """`loss` with a gradient of NaN for every parameter: past the loss, whose clamps make 0 of the gradient of a NaN."""
+    return loss + torch.nan * logprobs_BT.sum()
 
 
 def non_finite_rows(loss_BT: Tensor, entry_ids: Sequence[str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from shared import versions
 from shared.advantage_settings import AdvantageSection
 from shared.configuration import Configuration
-from shared.errors import ConfigurationError, LedgerError
+from shared.errors import ConfigurationError, LedgerError, TrainingError
 from shared.ledger import Books, DiscardReason, TrainingLedger
 from shared.trajectory import SUCCESS_REWARD
 from trainer.advantages import advantage_estimator
@@ -23,7 +23,8 @@ from trainer.learner import Learned
 from trainer.model import Policy
 from trainer.rollouts import RolloutReader
 from trainer.stopping import StopSignal
-from trainer.tracking import JsonLines, Tracker, UpdateMetrics
+from trainer.trackers.trackers import Trackers
+from trainer.tracking import JsonLines, UpdateMetrics
 from trainer.weight_push import PushTimes, WeightPusher
 
 SKIPPED_FILE = "skipped_updates.jsonl"
@@ -67,7 +68,7 @@ class Lead:
         ledger: TrainingLedger,
         pusher: WeightPusher,
         evaluations: Evaluations,
-        tracker: Tracker,
+        tracker: Trackers,
         stop: StopSignal,
         cost: SequenceCost,
     ) -> None:
@@ -81,7 +82,6 @@ class Lead:
         self._tracker = tracker
         self._stop = stop
         directory = Path(configuration.run.directory)
-        self._metrics = JsonLines(directory / "metrics.jsonl")
         self._lineage = JsonLines(directory / "lineage.jsonl")
         self._skipped = JsonLines(directory / SKIPPED_FILE)
 
@@ -129,14 +129,20 @@ class Lead:
     def publish(self, batch: Batch, learned: Learned, version: int) -> None:
         """Moves the books to `version`. Its lineage is on disk first: a version in the books always has a line."""
         self._fall_back_if_due(learned.kl_behaviour_before, version)
-        self._lineage.append(
-            {
-                "version": version,
-                "group_ids": batch.group_ids,
-                "trajectory_ids": [episode.trajectory_id for episode in batch.episodes],
-                "lag_max": max(batch.lags, default=0),
-            }
-        )
+        line = {
+            "version": version,
+            "group_ids": batch.group_ids,
+            "trajectory_ids": [episode.trajectory_id for episode in batch.episodes],
+            "lag_max": max(batch.lags, default=0),
+        }
+        try:
+            self._lineage.append(line)
+        except OSError as error:
+            directory = self._configuration.run.directory
+            raise TrainingError(
+                f"run.directory must have room for the lineage of every update, and {directory!r} took no line of version "
+                f"{version}: {error.strerror}; free space there, and start again: the run resumes from its newest checkpoint"
+            ) from error
         self._ledger.publish(version, batch.group_ids)
         self._reader.give_up_stale(version)
 
@@ -188,10 +194,21 @@ class Lead:
         """A checkpoint of `version` is on disk."""
         self._ledger.acknowledge(version)
 
-    def log(self, batch: Batch, learned: Learned, pushed: PushTimes, *, fetch_s: float, train_s: float) -> None:
-        metrics = update_metrics(batch, learned, pushed, self._ledger.books(), fetch_s=fetch_s, train_s=train_s)
-        self._metrics.append(metrics)
-        self._tracker.update(metrics)
+    def log(
+        self, batch: Batch, learned: Learned, pushed: PushTimes, *, fetch_s: float, train_s: float, skipped_updates: int
+    ) -> None:
+        self._tracker.update(
+            update_metrics(
+                batch,
+                learned,
+                pushed,
+                self._ledger.books(),
+                fetch_s=fetch_s,
+                train_s=train_s,
+                skipped_updates=skipped_updates,
+                tracker_failures=self._tracker.failures,
+            )
+        )
 
     def evaluate_if_due(self, version: int) -> None:
         self._evaluations.run_if_due(version, self._stop)
@@ -259,7 +276,15 @@ def _planned(episode: Episode, num_sampled_tokens: int, scores: Sequence[float],
 
 
 def update_metrics(
-    batch: Batch, learned: Learned, pushed: PushTimes, books: Books, *, fetch_s: float, train_s: float
+    batch: Batch,
+    learned: Learned,
+    pushed: PushTimes,
+    books: Books,
+    *,
+    fetch_s: float,
+    train_s: float,
+    skipped_updates: int = 0,
+    tracker_failures: int = 0,
 ) -> UpdateMetrics:
     """One update in numbers. Args: books: after its publication. fetch_s, train_s: seconds of rank 0."""
     episodes, lags, measures, values = batch.episodes, batch.lags, learned.measures, learned.values
@@ -294,6 +319,8 @@ def update_metrics(
         discarded_groups=books.discarded,
         surplus_episodes=books.episodes_surplus,
         dead_letters=books.dead_letters,
+        skipped_updates=skipped_updates,
+        tracker_failures=tracker_failures,
         logprob_mismatch_max=measures.logprob_mismatch_max,
         logprob_mismatch_mean=measures.logprob_mismatch_mean,
         num_groups=len(batch.groups),

@@ -28,6 +28,7 @@ from trainer.deepspeed_settings import deepspeed_settings
 from trainer.logprobs import sampled_token_logprobs
 from trainer.model_check import check_model
 from trainer.packing import Packed, pack, unpack
+from trainer.record_checks import RecordLimits
 
 IMPLEMENTATIONS: Mapping[AttentionKind, str] = {"flash": "flash_attention_2", "sdpa": SDPA_BY_ROW}
 """Attention over packed rows → its name in transformers."""
@@ -98,6 +99,11 @@ class Policy(nn.Module):
         multiplied -= 0 if head is embedding else _numel(embedding)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return SequenceCost(break_even_tokens=multiplied / (config.num_hidden_layers * config.num_attention_heads * head_dim))
+
+    def record_limits(self) -> RecordLimits:
+        """What records it can be trained on."""
+        embedding = self.causal_lm.get_input_embeddings()
+        return RecordLimits.of(self.causal_lm.config, num_embeddings=embedding.num_embeddings)
 
     def fingerprint(self) -> str:
         return fingerprint(self.causal_lm)

@@ -22,12 +22,13 @@ from trainer.hub_client import HubClient
 from trainer.lead import Lead
 from trainer.learner import Learner
 from trainer.model import Policy, build_engine, fingerprint, load_policy, start_ranks
+from trainer.record_checks import RecordLimits, require_matching_tokenizer
 from trainer.redis_connection import impatient_client, patient_client
 from trainer.reference import load_reference
 from trainer.rollouts import RolloutReader
 from trainer.step import TrainingLoop
 from trainer.stopping import StopSignal
-from trainer.tracking import ConsoleTracker
+from trainer.trackers.trackers import open_trackers, require_packages
 from trainer.weight_push import WeightPusher
 
 SLACK_S = 600.0
@@ -38,10 +39,13 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
     """This rank's training loop, ready to run; everything it opened is closed at the end."""
     trainer = configuration.trainer
     min_trainable = _min_trainable(configuration)
+    require_packages(trainer.trackers)
     start_ranks(timeout=_longest_silence(configuration))
     with ExitStack() as stack:
         stack.callback(torch.distributed.destroy_process_group)
         policy = load_policy(Path(configuration.run.model_path), trainer)
+        limits = policy.record_limits()
+        require_matching_tokenizer(Path(configuration.run.model_path), limits)
         critic = _critic_model(configuration, policy) if trainer.critic else None
         checkpoints = _checkpoints(configuration, policy, critic)
         stack.callback(checkpoints.close)
@@ -61,7 +65,18 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
         ledger = TrainingLedger(client, keys)
         lead = None
         if ranks.rank() == 0:
-            lead = _lead(configuration, keys, ledger, policy, engine.device, stop, stack, min_trainable)
+            lead = _lead(
+                configuration,
+                keys,
+                ledger,
+                policy,
+                engine.device,
+                stop,
+                stack,
+                resumed=resumed,
+                limits=limits,
+                min_trainable=min_trainable,
+            )
         yield TrainingLoop(
             configuration,
             resumed=resumed,
@@ -131,12 +146,15 @@ def _lead(
     device: torch.device,
     stop: StopSignal,
     stack: ExitStack,
+    *,
+    resumed: RunState | None,
+    limits: RecordLimits,
     min_trainable: int,
 ) -> Lead:
     trainer = configuration.trainer
     directory = Path(configuration.run.directory)
     directory.mkdir(parents=True, exist_ok=True)
-    tracker = stack.enter_context(ConsoleTracker(trainer.num_updates))
+    tracker = stack.enter_context(open_trackers(configuration, version=resumed.version if resumed else 0))
     reading = stack.enter_context(impatient_client(configuration.redis.url))
     pusher = WeightPusher(
         HubClient(configuration.inference_hub.address, timeout_s=trainer.weight_push.timeout_s, run_id=configuration.run.id),
@@ -162,6 +180,7 @@ def _lead(
             configuration.rollout,
             timeout_s=trainer.generation_timeout_s,
             min_trainable=min_trainable,
+            limits=limits,
         ),
         ledger=ledger,
         pusher=pusher,

@@ -91,7 +91,14 @@ class TrainingLoop:
             if self._lead and batch:
                 pushed = self._lead.push(self._learner.policy, self._version)
                 self._lead.publish(batch, learned, self._version)
-                self._lead.log(batch, learned, pushed, fetch_s=fetched - started, train_s=trained - fetched)
+                self._lead.log(
+                    batch,
+                    learned,
+                    pushed,
+                    fetch_s=fetched - started,
+                    train_s=trained - fetched,
+                    skipped_updates=self._skipped_updates.total,
+                )
                 self._unsaved += batch.group_ids
             else:
                 self._learner.policy.join_gathering()
