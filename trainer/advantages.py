@@ -13,6 +13,7 @@ AdvantageEstimator that the run file names by import path.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from shared.advantage_settings import AdvantageSection
 from shared.configuration import TrainerSection
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, TrainingError
 from trainer import group_advantages, named, token_advantages
 from trainer.group_advantages import Array, EpisodeRewards
 from trainer.token_advantages import TokenAdvantages
@@ -77,6 +78,24 @@ def advantage_estimator(trainer: TrainerSection) -> AdvantageEstimator:
             f"trainer.kl.place must be 'loss' with adv_estimator {name!r}, which has no rewards of tokens, got 'reward'"
         )
     return estimator
+
+
+def planned_scores(groups: Groups, trainer: TrainerSection) -> Scores:
+    """The estimator's plan of a batch.
+
+    Raises: TrainingError unless an episode of K turns gets [1] or [K] scores, which one of a user's own may forget.
+    """
+    scores = advantage_estimator(trainer).plan(groups, trainer.advantage)
+    turns = [[len(episode.turn_rewards) for episode in group] for group in groups]
+    shapes = [[np.shape(scores_K) for scores_K in group] for group in scores]
+    is_complete = [len(group) for group in shapes] == [len(group) for group in turns]
+    flat = zip(chain.from_iterable(shapes), chain.from_iterable(turns), strict=False)
+    if not is_complete or any(shape not in ((1,), (num_turns,)) for shape, num_turns in flat):
+        raise TrainingError(
+            f"{trainer.adv_estimator} must plan a score for each episode, [1], or for each of its turns, {turns} by group, got "
+            f"shapes {shapes}; see trainer/advantages.py"
+        )
+    return scores
 
 
 def _own(import_path: str, import_allowlist: Sequence[str]) -> AdvantageEstimator:

@@ -118,7 +118,7 @@ class ValueModel(nn.Module):
         self.backbone = backbone
         self._attention = attention
         set_attention(backbone, attention)
-        self.head = ValueHead(backbone.config.hidden_size)
+        self.head = ValueHead(backbone.config.get_text_config().hidden_size)
 
     def forward(self, token_ids_BT: Tensor, is_sampled_BT: Tensor) -> Tensor:
         """V before each sampled token, [B, T] float32, 0 elsewhere; rows are padded on the right."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shared.configuration import TrainerSection
+from shared.errors import TrainingError
 from trainer import ranks
 from trainer.advantages import advantage_estimator
 from trainer.batching import MicroBatchPlan
@@ -44,10 +45,14 @@ class TokenEstimation:
 
     def __init__(self, trainer: TrainerSection) -> None:
         self._estimator = advantage_estimator(trainer)
+        self._name = trainer.adv_estimator
         self._settings = trainer.advantage
 
     def estimate(self, batches: Sequence[Scored]) -> list[Estimated]:
-        """Args: batches: all of this rank's. A collective where anything is normalised."""
+        """Args: batches: all of this rank's. A collective where anything is normalised.
+
+        Raises: TrainingError if an estimator of a user's own gives tensors of another shape.
+        """
         advantages: list[Tensor] = []
         targets: list[ValueTargets | None] = []
         for batch in batches:
@@ -70,5 +75,10 @@ class TokenEstimation:
         if batch.reward_penalties_BT is not None:
             rewards_BT = rewards_BT - batch.reward_penalties_BT.double()
         found = self._estimator.by_token(rewards_BT, batch.values_BT, rows.is_sampled_BT, self._settings)
+        if found.advantages_BT.shape != rewards_BT.shape or found.returns_BT.shape != rewards_BT.shape:
+            raise TrainingError(
+                f"{self._name} must give advantages and returns of the shape of the token rewards, {list(rewards_BT.shape)}, got "
+                f"{list(found.advantages_BT.shape)} and {list(found.returns_BT.shape)}; see trainer/advantages.py"
+            )
         target = None if batch.values_BT is None else ValueTargets(batch.values_BT, found.returns_BT.float())
         return found.advantages_BT, target

@@ -11,7 +11,7 @@ from shared.configuration import Configuration
 from shared.errors import ConfigurationError, LedgerError, TrainingError
 from shared.ledger import Books, DiscardReason, TrainingLedger
 from shared.trajectory import SUCCESS_REWARD
-from trainer.advantages import advantage_estimator
+from trainer.advantages import advantage_estimator, planned_scores
 from trainer.assembly import Episode, Group, Selection
 from trainer.batching import BatchPlan, PlannedSequence, SequenceCost, mini_batches, plan_update
 from trainer.checkpoints import LedgerState, RunState
@@ -229,15 +229,15 @@ def plan_batch(
     An episode without such a token still counts in what the others are compared with.
     """
     trainer = configuration.trainer
-    estimator = advantage_estimator(trainer)
+    are_rewards = advantage_estimator(trainer).by_token is not None
     rewards = [[_rewards(episode, trainer.advantage) for episode in group.trainable] for group in selection.batch]
     groups = [
         [
-            _planned(episode, count, scores_K.tolist(), are_rewards=estimator.by_token is not None)
+            _planned(episode, count, scores_K.tolist(), are_rewards=are_rewards)
             for episode, scores_K in zip(group.trainable, scores, strict=True)
             if (count := episode.num_sampled_since(selection.oldest_version))
         ]
-        for group, scores in zip(selection.batch, estimator.plan(rewards, trainer.advantage), strict=True)
+        for group, scores in zip(selection.batch, planned_scores(rewards, trainer), strict=True)
     ]
     return plan_update(
         mini_batches(groups, size=trainer.ppo_mini_batch_size, unit=trainer.mini_batch_unit),

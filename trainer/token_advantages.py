@@ -8,6 +8,7 @@ All formulas are in float64 and independent of how sequences are cut into micro-
 Shapes: B sequences of a micro-batch, T tokens. Where the mask is False results are 0.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -76,20 +77,14 @@ def normalised(advantages: Sequence[Tensor], masks: Sequence[Tensor], *, sum_ove
     Args: advantages, masks: a [B, T] for each micro-batch of this rank. sum_over_ranks: replaces a float64 tensor by its sum
     over all ranks; called twice.
     """
-    device = masks[0].device
-    tokens = [part.double()[mask] for part, mask in zip(advantages, masks, strict=True)]
-    first = torch.stack(
-        [
-            sum((part.sum() for part in tokens), torch.zeros((), dtype=torch.float64, device=device)),
-            torch.tensor(float(sum(map(len, tokens))), dtype=torch.float64, device=device),
-        ]
-    )
-    sum_over_ranks(first)
-    total, count = first.tolist()
+    tokens_N = torch.cat([part.double()[mask] for part, mask in zip(advantages, masks, strict=True)])
+    totals = torch.stack([tokens_N.sum(), tokens_N.new_tensor(len(tokens_N))])
+    sum_over_ranks(totals)
+    total, count = totals.tolist()
     mean = total / max(1.0, count)
-    squares = sum(((part - mean).square().sum() for part in tokens), torch.zeros((), dtype=torch.float64, device=device))
+    squares = (tokens_N - mean).square().sum()
     sum_over_ranks(squares)
-    std = (squares.item() / max(1.0, count - 1)) ** 0.5
+    std = math.sqrt(squares.item() / max(1.0, count - 1))
     return [(part.double() - mean) / (std + EPSILON) * mask for part, mask in zip(advantages, masks, strict=True)]
 
 

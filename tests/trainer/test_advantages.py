@@ -8,9 +8,9 @@ import pytest
 
 from shared import advantage_settings
 from shared.advantage_settings import AdvantageSection
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, TrainingError
 from tests.trainer.learning import section
-from trainer.advantages import ADVANTAGE_ESTIMATORS, advantage_estimator
+from trainer.advantages import ADVANTAGE_ESTIMATORS, advantage_estimator, planned_scores
 from trainer.group_advantages import EpisodeRewards
 
 PLANNED = sorted(set(ADVANTAGE_ESTIMATORS) - set(advantage_settings.TOKEN_LEVEL_ESTIMATORS))
@@ -109,3 +109,9 @@ def test_ones_own_estimator_is_held_to_what_it_says_it_needs(monkeypatch):
     monkeypatch.setattr("tests.trainer.own_estimator.best", dataclasses.replace(estimator, needs_critic=True))
     with pytest.raises(ConfigurationError, match=r"trainer.critic must be given with adv_estimator .*, got none"):
         advantage_estimator(section(**OWN))
+
+
+def test_a_plan_that_does_not_fit_its_episodes_stops_training():
+    trainer = section(**OWN | {"adv_estimator": "tests.trainer.own_estimator:too_few"})
+    with pytest.raises(TrainingError, match=r"own_estimator:too_few must plan .* \[\[2, 1\]\] by group, got shapes \[\[\(1,\)\]\]"):
+        planned_scores([[episode(1.0, 1.0), episode(3.0)]], trainer)

@@ -156,6 +156,22 @@ def test_attention_that_does_not_pack_gives_the_same_gradient(one_rank, model_pa
     assert_gradients(gradients, reference(model_path)[1])
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_bfloat16_stays_close_to_float32(one_rank, model_path, stage):
+    critic = {"deepspeed": {"zero_optimization": {"stage": stage}}}
+    learned, gradients = learn(model_path, gae(dtype="bfloat16", critic=critic, advantage=ADVANTAGE), max_tokens=40)
+    loss, expected, _ = reference(model_path)
+    assert learned.values.value_loss == pytest.approx(loss, rel=2e-2)
+    for name, gradient in expected.items():
+        similarity = torch.nn.functional.cosine_similarity(gradients[name].float().flatten(), gradient.flatten(), dim=0)
+        assert similarity > 0.98, name
+
+
+def test_gradient_checkpointing_changes_nothing(one_rank, model_path):
+    _, gradients = learn(model_path, gae(gradient_checkpointing=True, advantage=ADVANTAGE), max_tokens=40)
+    assert_gradients(gradients, reference(model_path)[1])
+
+
 def test_each_mini_batch_is_a_step_and_measures_are_of_all(one_rank, model_path):
     trainer = gae(ppo_mini_batch_size=5, critic={"learning_rate": 1e-12}, advantage=ADVANTAGE)
     learner, critic = make_learner(model_path, trainer, has_opinion=True)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from shared.errors import TrainingError
 from shared.trajectory import Turn
 from tests.trainer.learning import section
 from tests.trainer.records import trajectory
@@ -100,3 +101,10 @@ def test_an_empty_micro_batch_changes_nothing(one_rank, name):
     beside, empty = estimation.estimate([scored([planned], [row]), scored([], [])])
     np.testing.assert_array_equal(beside.advantages_BT, alone.advantages_BT)
     assert not empty.advantages_BT.any()
+
+
+def test_an_estimator_of_ones_own_with_other_shapes_stops_training(one_rank):
+    estimation = TokenEstimation(section(adv_estimator="tests.trainer.own_estimator:of_sequences", import_allowlist=["tests"]))
+    row = two_turns()
+    with pytest.raises(TrainingError, match=r"of_sequences must give .* \[1, 5\], got \[1\] and \[1\]"):
+        estimation.estimate([scored([rewarded(row, 1.0, 1.0)], [row])])
