@@ -2,7 +2,7 @@
 
     checkpoints/v00010/run_state.json   version, groups trained since the checkpoint before, model, ranks, books, small states
                        model/           a Hugging Face model: safetensors, configuration, tokenizer
-                       deepspeed/       optimizer and module state by the name of the model, a file for each rank
+                       deepspeed/       policy/, critic/: optimizer and module state, a file for each rank
                        ranks/           random number generators, a file for each rank
                 .v00011.partial/        being written; renamed when all of it is on disk
 
@@ -74,7 +74,7 @@ class RunState(msgspec.Struct, frozen=True):
     group_ids: tuple[str, ...]
     """Groups trained since the checkpoint before this one, in this lineage."""
     fingerprint: str
-    """Of the model, see Policy.fingerprint."""
+    """Of the models, see `model.fingerprint`."""
     num_ranks: int
     ledger: LedgerState
     components: dict[str, dict[str, Any]]

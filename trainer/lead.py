@@ -1,22 +1,23 @@
 """What rank 0 does besides training: batches from the stream, weights to the engines, books, files. No other rank has a Lead."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from shared import versions
+from shared.advantage_settings import AdvantageSection
 from shared.configuration import Configuration
 from shared.errors import ConfigurationError, LedgerError, TrainingError
 from shared.ledger import Books, DiscardReason, TrainingLedger
 from shared.trajectory import SUCCESS_REWARD
-from trainer.advantages import ADVANTAGE_ESTIMATORS
+from trainer.advantages import advantage_estimator
 from trainer.assembly import Episode, Group, Selection
-from trainer.batching import BatchPlan, PlannedSequence, plan_shares
+from trainer.batching import BatchPlan, PlannedSequence, SequenceCost, mini_batches, plan_update
 from trainer.checkpoints import LedgerState, RunState
 from trainer.evaluation import Evaluations
 from trainer.fallback import synchronous_until
+from trainer.group_advantages import EpisodeRewards, overlong_penalty
 from trainer.guards import SkippedStep
 from trainer.learner import Learned
 from trainer.model import Policy
@@ -69,8 +70,11 @@ class Lead:
         evaluations: Evaluations,
         tracker: Trackers,
         stop: StopSignal,
+        cost: SequenceCost,
     ) -> None:
+        """Args: cost: of a sequence to this model, by which ranks are balanced."""
         self._configuration = configuration
+        self._cost = cost
         self._reader = reader
         self._ledger = ledger
         self._pusher = pusher
@@ -115,7 +119,7 @@ class Lead:
             return None
         waited = time.perf_counter()
         self._tracker.training(version)
-        plan = plan_batch(selection, version, self._configuration, num_ranks)
+        plan = plan_batch(selection, version, self._configuration, num_ranks=num_ranks, cost=self._cost)
         return Batch(selection.batch, plan, wait_s=waited - started, plan_s=time.perf_counter() - waited)
 
     def push(self, policy: Policy, version: int) -> PushTimes:
@@ -217,25 +221,57 @@ class Lead:
         self._pusher.close()
 
 
-def plan_batch(selection: Selection, version: int, configuration: Configuration, num_ranks: int) -> BatchPlan:
-    """Advantages within each group, then every episode with a token that carries loss into a micro-batch of a rank."""
+def plan_batch(
+    selection: Selection, version: int, configuration: Configuration, *, num_ranks: int, cost: SequenceCost
+) -> BatchPlan:
+    """The estimator's scores, then every episode with a token that carries loss into a micro-batch of a step and a rank.
+
+    An episode without such a token still counts in what the others are compared with.
+    """
     trainer = configuration.trainer
-    estimate = ADVANTAGE_ESTIMATORS[trainer.adv_estimator]
-    sequences: list[PlannedSequence] = []
-    num_sampled_tokens = 0
-    for group in selection.batch:
-        rewards_G = np.array([episode.reward for episode in group.trainable])
-        advantages_G = estimate(rewards_G, scale_by_std=trainer.scale_by_std)
-        for episode, advantage in zip(group.trainable, advantages_G, strict=True):
-            if count := episode.num_sampled_since(selection.oldest_version):
-                sequences.append(PlannedSequence(episode.entry_id, episode.num_tokens, float(advantage)))
-                num_sampled_tokens += count
-    return BatchPlan(
+    estimator = advantage_estimator(trainer)
+    rewards = [[_rewards(episode, trainer.advantage) for episode in group.trainable] for group in selection.batch]
+    groups = [
+        [
+            _planned(episode, count, scores_K.tolist(), are_rewards=estimator.by_token is not None)
+            for episode, scores_K in zip(group.trainable, scores, strict=True)
+            if (count := episode.num_sampled_since(selection.oldest_version))
+        ]
+        for group, scores in zip(selection.batch, estimator.plan(rewards, trainer.advantage), strict=True)
+    ]
+    return plan_update(
+        mini_batches(groups, size=trainer.ppo_mini_batch_size, unit=trainer.mini_batch_unit),
         version=version,
         oldest_version=selection.oldest_version,
-        num_sequences=len(sequences),
-        num_sampled_tokens=num_sampled_tokens,
-        shares=plan_shares(sequences, num_ranks=num_ranks, max_tokens=trainer.ppo_max_token_len_per_gpu),
+        num_ranks=num_ranks,
+        max_tokens=trainer.ppo_max_token_len_per_gpu,
+        cost=cost,
+    )
+
+
+def _rewards(episode: Episode, settings: AdvantageSection) -> EpisodeRewards:
+    """What the episode is scored by: its rewards, and the last turn pays for the length of all."""
+    turn_rewards = list(episode.turn_rewards)
+    if overlong := settings.overlong:
+        turn_rewards[-1] += overlong_penalty(
+            episode.num_sampled_tokens,
+            max_tokens=overlong.max_tokens,
+            buffer_tokens=overlong.buffer_tokens,
+            penalty=overlong.penalty,
+        )
+    return EpisodeRewards(tuple(turn_rewards), episode.state_fingerprints)
+
+
+def _planned(episode: Episode, num_sampled_tokens: int, scores: Sequence[float], *, are_rewards: bool) -> PlannedSequence:
+    is_whole = not are_rewards and len(scores) == 1
+    return PlannedSequence(
+        episode.entry_id,
+        episode.num_tokens,
+        num_sampled_tokens,
+        episode.reward,
+        advantage=scores[0] if is_whole else 0.0,
+        turn_advantages=() if is_whole or are_rewards else tuple(scores),
+        turn_rewards=tuple(scores) if are_rewards else (),
     )
 
 
@@ -251,7 +287,7 @@ def update_metrics(
     tracker_failures: int = 0,
 ) -> UpdateMetrics:
     """One update in numbers. Args: books: after its publication. fetch_s, train_s: seconds of rank 0."""
-    episodes, lags, measures = batch.episodes, batch.lags, learned.measures
+    episodes, lags, measures, values = batch.episodes, batch.lags, learned.measures, learned.values
     return UpdateMetrics(
         update=batch.plan.version + 1,
         version=batch.plan.version + 1,
@@ -270,9 +306,14 @@ def update_metrics(
         loss=measures.loss,
         clip_fraction=measures.clip_fraction,
         grad_norm=learned.grad_norm,
+        correction_truncated_fraction=measures.truncated_fraction,
+        correction_dropped_fraction=measures.dropped_fraction,
+        correction_mean_weight=measures.mean_weight,
         mean_ratio=measures.mean_ratio,
         effective_sample_size=measures.effective_sample_size,
         kl_behaviour=measures.kl_behaviour,
+        kl_reference=measures.kl_reference,
+        kl_coefficient=learned.kl_coefficient,
         kl_behaviour_before=learned.kl_behaviour_before,
         async_generation_ratio=books.ratio_in_force,
         discarded_groups=books.discarded,
@@ -287,4 +328,8 @@ def update_metrics(
         num_tokens=sum(episode.num_tokens for episode in episodes),
         num_sampled_tokens=batch.plan.num_sampled_tokens,
         learning_rate=learned.learning_rate,
+        value_loss=values.value_loss if values else None,
+        value_explained_variance=values.explained_variance if values else None,
+        value_clip_fraction=values.clip_fraction if values else None,
+        value_grad_norm=values.grad_norm if values else None,
     )

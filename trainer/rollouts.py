@@ -35,14 +35,18 @@ class RolloutReader:
         rollout: RolloutSection,
         *,
         timeout_s: float,
+        min_trainable: int = 2,
         limits: RecordLimits = NO_LIMITS,
     ) -> None:
-        """Args: consumer: over a client that does not retry by itself. timeout_s: longest wait for one batch."""
+        """Args: consumer: over a client that does not retry by itself. timeout_s: longest wait for one batch. min_trainable:
+        episodes of a group that must have a reward, or it has failed. limits: of a record that the model can be trained on.
+        """
         self._consumer = consumer
         self._ledger = ledger
         self._rollout = rollout
         self._timeout_s = timeout_s
         self._limits = limits
+        self._min_trainable = min_trainable
         self._assembler = GroupAssembler()
         self._untrainable_in_a_row = 0
         self._must_reread = True
@@ -121,6 +125,7 @@ class RolloutReader:
             version=version,
             on_stale=self._rollout.on_stale,
             batch_groups=self._rollout.rollout_batch_size,
+            min_trainable=self._min_trainable,
         )
         if selection.stale:
             self._ledger.discard(selection.stale, DiscardReason.STALE, requeue=self._rollout.on_stale != "drop")

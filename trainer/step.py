@@ -18,7 +18,7 @@ from shared.errors import TrainingError
 from shared.stream import TrajectoryConsumer
 from trainer import ranks
 from trainer.batching import BatchPlan, entry_ids
-from trainer.checkpoints import POLICY, Checkpoints, Component, LedgerState, RunState, SaveResult
+from trainer.checkpoints import Checkpoints, Component, LedgerState, RunState, SaveResult
 from trainer.guards import SkippedUpdates
 from trainer.lead import SKIPPED_FILE, Batch, Lead
 from trainer.learner import Learned, Learner
@@ -65,6 +65,8 @@ class TrainingLoop:
             self._lead.restore(self._resumed)
             self._lead.push(self._learner.policy, self._version)
             self._lead.evaluate_if_due(self._version)
+        else:
+            self._learner.policy.join_gathering()
         while self._version < self._configuration.trainer.num_updates:
             if self._lead:
                 self._settle(self._checkpoints.result())
@@ -98,6 +100,8 @@ class TrainingLoop:
                     skipped_updates=self._skipped_updates.total,
                 )
                 self._unsaved += batch.group_ids
+            else:
+                self._learner.policy.join_gathering()
         self._guard(batch, learned)
         if learned.has_learnt:
             if self._is_checkpoint_due():
@@ -128,7 +132,7 @@ class TrainingLoop:
         """Begins to make this version durable."""
         self._settle(self._checkpoints.wait())
         self._checkpoints.save(
-            {POLICY: self._learner.engine},
+            self._learner.engines,
             self._version,
             self._unsaved,
             ledger=self._lead.ledger_state() if self._lead else LedgerState(0, {}),

@@ -34,11 +34,18 @@ class UpdateMetrics(msgspec.Struct, frozen=True, kw_only=True):
     weight_load_s: float
     loss: float
     clip_fraction: float
+    """Share of tokens of which a bound of the policy loss was active."""
+    correction_truncated_fraction: float
+    correction_dropped_fraction: float
+    correction_mean_weight: float
     grad_norm: float
     mean_ratio: float
     effective_sample_size: float
     kl_behaviour: float
     """Of the last epoch."""
+    kl_reference: float
+    """KL(trained ‖ reference) in nats a token; 0 without a reference policy."""
+    kl_coefficient: float
     kl_behaviour_before: float
     """Before the first step; over rollout.kl_fallback_threshold the run falls back to synchronous."""
     async_generation_ratio: float
@@ -61,6 +68,12 @@ class UpdateMetrics(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     num_sampled_tokens: int
     learning_rate: float
+    value_loss: float | None = None
+    """None without a critic, as the three below."""
+    value_explained_variance: float | None = None
+    """Of the returns, by the critic before the update; None also where returns do not vary."""
+    value_clip_fraction: float | None = None
+    value_grad_norm: float | None = None
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):

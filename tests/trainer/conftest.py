@@ -15,6 +15,9 @@ from tests.trainer.records import VOCABULARY
 from tests.trainer.run_support import SmallDisk, serving_hub, trainers, working_agents, write_run_file
 from trainer.model import start_ranks
 
+DEPRECATED_BY_TORCH = pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning")
+"""Collectives that DeepSpeed's ZeRO-3 calls by their old names."""
+
 
 def make_model(seed: int = 0) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
@@ -46,6 +49,14 @@ def model_factory() -> Callable[[int], Qwen3ForCausalLM]:
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny-model")
     make_model().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def other_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the same shape with other weights."""
+    path = tmp_path_factory.mktemp("other-model")
+    make_model(seed=1).save_pretrained(path)
     return path
 
 

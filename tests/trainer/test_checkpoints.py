@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from shared.errors import ConfigurationError
+from tests.trainer.conftest import DEPRECATED_BY_TORCH
 from tests.trainer.learning import batch, learn, plan, section
 from trainer.checkpoints import POLICY, Checkpoints, LedgerState
 from trainer.guards import SkippedUpdates
@@ -19,6 +20,14 @@ NO_BOOKS = LedgerState(0, {})
 
 def checkpoints(directory, model_path, *, keep=2, fingerprint="model"):
     return Checkpoints(directory, keep=keep, fingerprint=fingerprint, model_path=model_path)
+
+
+SETTINGS = {
+    "ZeRO-1": {},
+    "ZeRO-3": {"deepspeed": {"zero_optimization": {"stage": 3}}},
+    "LoRA": {"lora": {"rank": 4}},
+    "LoRA, ZeRO-3": {"lora": {"rank": 4}, "deepspeed": {"zero_optimization": {"stage": 3}}},
+}
 
 
 def begin(saved, learner, version, group_ids=(), *, ledger=NO_BOOKS, components=None):
@@ -35,22 +44,34 @@ def names(run_directory):
 
 
 @pytest.fixture
-def learner(one_rank, model_path):
-    return learn(model_path, section(learning_rate=1e-3), max_tokens=100)[2]
+def trainer():
+    return section(learning_rate=1e-3)
+
+
+@pytest.fixture
+def learner(one_rank, model_path, trainer):
+    return learn(model_path, trainer, max_tokens=100)[2]
+
+
+in_every_form = pytest.mark.parametrize(
+    "trainer", [section(learning_rate=1e-3, **each) for each in SETTINGS.values()], ids=SETTINGS
+)
 
 
 def weights(learner):
     return {name: weight.clone() for name, weight in learner.policy.named_weights()}
 
 
-def test_training_continues_from_a_checkpoint_as_if_never_stopped(learner, model_path, tmp_path):
+@DEPRECATED_BY_TORCH
+@in_every_form
+def test_training_continues_from_a_checkpoint_as_if_never_stopped(learner, trainer, model_path, tmp_path):
     saved = checkpoints(tmp_path, model_path)
     save(saved, learner, 1, ["g0", "g1"])
     rows = batch()
     learner.learn(plan(rows, num_ranks=1, max_tokens=100, version=1), rows)
     expected = weights(learner)
 
-    other = learn(model_path, section(learning_rate=1e-3), max_tokens=1000)[2]
+    other = learn(model_path, trainer, max_tokens=1000)[2]
     state = checkpoints(tmp_path, model_path).newest()
     assert state is not None
     assert (state.version, state.group_ids) == (1, ("g0", "g1"))
@@ -60,6 +81,8 @@ def test_training_continues_from_a_checkpoint_as_if_never_stopped(learner, model
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-7)
 
 
+@DEPRECATED_BY_TORCH
+@in_every_form
 def test_the_export_is_a_hugging_face_model_with_the_tokenizers_files(learner, model_path, tmp_path):
     (model_path / "tokenizer_config.json").write_text("{}")
     save(checkpoints(tmp_path, model_path), learner, 3)
