@@ -146,7 +146,7 @@ def test_numbers_that_stay_too_large_stop_two_ranks_with_the_trajectories_in_a_f
         status, _, errors = finished(
             start(
                 run_file,
-                "trainer.scale_by_std=false",
+                "trainer.advantage.scale_by_std=false",
                 "trainer.num_processes=2",
                 "trainer.max_skipped_updates=2",
                 program=("-m", "trainer.launch", "--master-port", str(free_port)),
