@@ -15,9 +15,6 @@ from shared.ledger import GroupRecord, LiveGroups, ReadyGroup
 from shared.stream import Delivery
 from shared.trajectory import Trajectory
 
-MIN_TRAINABLE = 2
-"""A group-relative baseline needs a sibling."""
-
 
 @dataclass(frozen=True)
 class Episode:
@@ -32,12 +29,20 @@ class Episode:
     sampled_by_version: tuple[tuple[int, int], ...]
     """(policy version, tokens it sampled), oldest first."""
     reward: float
+    turn_rewards: tuple[float, ...]
+    """By turn, at least one; they sum to `reward`."""
+    state_fingerprints: tuple[str, ...]
+    """By turn, of the environment's state before it; "" if unknown."""
     is_trainable: bool
     """Its reward means something, and it has a token that the policy sampled."""
 
     @property
     def oldest_version(self) -> int | None:
         return self.sampled_by_version[0][0] if self.sampled_by_version else None
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        return sum(count for _, count in self.sampled_by_version)
 
     def num_sampled_since(self, version: int) -> int:
         """Tokens sampled by `version` or a later one."""
@@ -55,6 +60,8 @@ class Episode:
             num_tokens=trajectory.num_tokens,
             sampled_by_version=_sampled_by_version(trajectory),
             reward=trajectory.reward,
+            turn_rewards=tuple(turn.reward for turn in trajectory.turns) or (trajectory.reward,),
+            state_fingerprints=tuple(turn.state_fingerprint for turn in trajectory.turns) or ("",),
             is_trainable=trajectory.outcome.is_trainable and trajectory.num_sampled_tokens > 0,
         )
 
@@ -124,17 +131,19 @@ class Selection:
     """Running groups that started before the youngest of the batch, and that this update would make stale."""
 
 
-def select(groups: dict[str, Group], live: LiveGroups, *, version: int, on_stale: OnStale, batch_groups: int) -> Selection:
+def select(
+    groups: dict[str, Group], live: LiveGroups, *, version: int, on_stale: OnStale, batch_groups: int, min_trainable: int = 2
+) -> Selection:
     """The B oldest groups that may be trained at `version`, and those that may not any more.
 
-    A group has failed when fewer than two of its episodes can be learnt from.
+    A group has failed when fewer than `min_trainable` of its episodes can be learnt from.
 
     Args: groups: those with an episode delivered. live: the ledger's books.
     """
     oldest_version = version - versions.max_lag(live.async_generation_ratio)
     stale = stale_groups(groups, live, oldest_version=oldest_version, on_stale=on_stale)
     arrived = list(_arrived(groups, [ready for ready in live.ready if ready.record.group_id not in stale]))
-    failed = [group.group_id for _, group in arrived if len(group.trainable) < MIN_TRAINABLE]
+    failed = [group.group_id for _, group in arrived if len(group.trainable) < min_trainable]
     usable = [(record, group) for record, group in arrived if group.group_id not in failed]
     chosen = usable[:batch_groups] if len(usable) >= batch_groups else []
     youngest_start = max((record.start_number for record, _ in chosen), default=0)

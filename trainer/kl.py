@@ -7,9 +7,8 @@ log r = log π_θ - log μ.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
-import msgspec
 from torch import Tensor
 
 from shared.loss_settings import KlSection
@@ -44,12 +43,6 @@ def k3(log_ratio: Tensor) -> Tensor:
 KL_ESTIMATORS: Mapping[str, KlEstimator] = {"k1": k1, "k2": k2, "k3": k3}
 
 
-class KlState(msgspec.Struct, frozen=True):
-    """What a checkpoint keeps of a controller."""
-
-    coefficient: float
-
-
 class KlController:
     """β between two updates: fixed, or steered to a target, arXiv:1909.08593.
 
@@ -68,14 +61,14 @@ class KlController:
         """β."""
         return self._coefficient
 
-    @property
-    def state(self) -> KlState:
-        return KlState(self._coefficient)
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"coefficient": self._coefficient}
 
-    def load(self, state: KlState) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Continues an adaptive β; a fixed one is what the run file says."""
         if self._settings.controller == "adaptive":
-            self._coefficient = state.coefficient
+            self._coefficient = state["coefficient"]
 
     def observe(self, kl: float, *, num_sequences: int) -> None:
         """Args: kl: nats a token, over the whole batch, before its first step. num_sequences: n, of the batch."""

@@ -96,14 +96,18 @@ class MeasureSums:
         if mismatch.numel():
             self._mismatch_max = torch.maximum(self._mismatch_max, mismatch.max())
 
-    def reduce(self) -> Measures:
-        """The measures of the whole batch. A collective: every rank calls it."""
-        ranks.sum_in_place(self._sums)
-        ranks.max_in_place(self._mismatch_max)
-        total = dict(zip(_SUMS, self._sums.tolist(), strict=True))
+    def reduce(self, *, num_steps: int = 1) -> Measures:
+        """The measures of all ranks so far; more may be added. A collective: every rank calls it.
+
+        Args: num_steps: mini-batches added, over whose losses the mean is taken.
+        """
+        sums, mismatch_max = self._sums.clone(), self._mismatch_max.clone()
+        ranks.sum_in_place(sums)
+        ranks.max_in_place(mismatch_max)
+        total = dict(zip(_SUMS, sums.tolist(), strict=True))
         tokens, compared = total["tokens"], total["mismatch_tokens"]
         return Measures(
-            loss=total["loss"],
+            loss=total["loss"] / num_steps,
             clip_fraction=total["clipped"] / tokens,
             truncated_fraction=total["truncated"] / tokens,
             dropped_fraction=total["dropped"] / tokens,
@@ -112,6 +116,6 @@ class MeasureSums:
             effective_sample_size=total["ratio"] ** 2 / (tokens * total["ratio_squared"]),
             kl_behaviour=total["kl_behaviour"] / tokens,
             kl_reference=total["kl_reference"] / tokens,
-            logprob_mismatch_max=self._mismatch_max.item() if compared else None,
+            logprob_mismatch_max=mismatch_max.item() if compared else None,
             logprob_mismatch_mean=total["mismatch"] / compared if compared else None,
         )

@@ -31,7 +31,7 @@ class Objective:
         self._aggregation = AGGREGATIONS[trainer.loss_agg_mode]
 
     def loss(self, logprobs_BT: Tensor, prepared: Prepared, *, version: int, batch: BatchSize, sums: MeasureSums) -> Tensor:
-        """This micro-batch's share of the loss of the whole batch, a scalar; what it measures goes to `sums`.
+        """This micro-batch's share of the loss of the whole batch, by token, [B, T]; what it measures goes to `sums`.
 
         Args: logprobs_BT: log π_θ of the tokens that carry loss, with gradient. version: the one being trained.
         """
@@ -44,11 +44,16 @@ class Objective:
         if self._trainer.kl.place == "loss":
             per_token_BT = per_token_BT + self._kl_controller.coefficient * kl_BT
         token_weights_BT = self._aggregation(rows.loss_mask_BT, batch, norm_tokens=self._trainer.loss_norm_tokens)
-        loss = (token_weights_BT * per_token_BT).sum()
+        loss_BT = token_weights_BT * per_token_BT
         sums.add(
-            loss=loss, rows=rows, log_ratio_BT=inputs.log_ratio_BT, policy_loss=policy_loss, correction=correction, kl_BT=kl_BT
+            loss=loss_BT.sum(),
+            rows=rows,
+            log_ratio_BT=inputs.log_ratio_BT,
+            policy_loss=policy_loss,
+            correction=correction,
+            kl_BT=kl_BT,
         )
-        return loss
+        return loss_BT
 
     def _reference_kl(self, logprobs_BT: Tensor, reference_logprobs_BT: Tensor | None) -> Tensor:
         """KL(π_θ ‖ π_ref) by token, [B, T] with gradient; 0 without a reference."""

@@ -1,6 +1,5 @@
 """The policy loss that a run file names: one of ours, or a user's own function, loaded by import path and held to the contract."""
 
-import importlib
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +8,8 @@ import torch
 from torch import Tensor
 
 from shared.errors import ConfigurationError, TrainingError
-from shared.import_paths import is_inside
 from shared.loss_settings import PolicyLossSection
+from trainer import named
 from trainer.losses import POLICY_LOSSES, LossInputs, PolicyLoss, PolicyLossFunction
 
 
@@ -18,12 +17,7 @@ def load_policy_loss(pg_variant: str, *, import_allowlist: Sequence[str]) -> Pol
     """The loss of `trainer.pg_variant`. Raises: ConfigurationError if it cannot be imported or called as a policy loss."""
     if pg_variant in POLICY_LOSSES:
         return POLICY_LOSSES[pg_variant]
-    if not is_inside(pg_variant, import_allowlist):
-        raise ConfigurationError(
-            f"trainer.pg_variant must be inside trainer.import_allowlist ({', '.join(import_allowlist) or 'empty'}), got "
-            f"{pg_variant!r}; add its package to the allowlist in the run file"
-        )
-    return OwnPolicyLoss(pg_variant, _imported(pg_variant))
+    return OwnPolicyLoss(pg_variant, _imported(pg_variant, import_allowlist))
 
 
 class OwnPolicyLoss:
@@ -52,15 +46,8 @@ class OwnPolicyLoss:
         return loss
 
 
-def _imported(import_path: str) -> PolicyLossFunction:
-    module, _, name = import_path.partition(":")
-    try:
-        function: Any = getattr(importlib.import_module(module), name)
-    except Exception as error:  # Importing somebody's module may raise anything.
-        raise ConfigurationError(
-            f"trainer.pg_variant must name a function that can be imported, and {import_path!r} cannot: {type(error).__name__}: "
-            f"{error}; correct it, or install what it needs where the trainer runs"
-        ) from error
+def _imported(import_path: str, import_allowlist: Sequence[str]) -> PolicyLossFunction:
+    function = named.imported(import_path, key="trainer.pg_variant", noun="a function", import_allowlist=import_allowlist)
     try:
         inspect.signature(function).bind(None, None)
     except (TypeError, ValueError) as error:

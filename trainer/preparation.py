@@ -1,6 +1,6 @@
 """What an update needs once, before its first epoch, and without gradient.
 
-    collate → score (reference, proximal) → token rewards → advantages → mean weight of the correction
+    collate → score (reference, proximal, values) → token rewards → advantages → mean weight of the correction
 
 The proximal policy is the one that the update begins with. With one step an update the policy in the loss *is* the proximal
 policy, so nothing is scored for it unless something needs its log-probabilities before that step.
@@ -19,8 +19,10 @@ from torch import Tensor
 from shared.configuration import TrainerSection
 from shared.trajectory import Trajectory
 from trainer import ranks
-from trainer.batching import BatchPlan
+from trainer.batching import BatchPlan, MicroBatchPlan, Share
 from trainer.corrections import correct
+from trainer.critic import Critic, ValueTargets
+from trainer.estimation import Scored, TokenEstimation
 from trainer.kl import KL_ESTIMATORS, KlController, clamped_log_ratio
 from trainer.losses import POLICY_LOSSES
 from trainer.micro_batch import MicroBatch, collate
@@ -31,6 +33,8 @@ from trainer.reference import ReferencePolicy
 class Prepared:
     """One micro-batch, for all epochs of the update."""
 
+    entry_ids: tuple[str, ...]
+    """Of its sequences; rows beyond them are padding."""
     rows: MicroBatch
     """With the advantages that the loss uses."""
     proximal_logprobs_BT: Tensor | None
@@ -41,6 +45,8 @@ class Prepared:
     """β · KL(π_prox ‖ π_ref) of the tokens that carry loss, to take off their rewards. None: the KL is in the loss, if at all."""
     mean_weight: float
     """What the correction's weights are divided by; the same for all micro-batches and ranks."""
+    value_targets: ValueTargets | None = None
+    """What the critic learns from it. None: no critic."""
 
 
 class Preparation:
@@ -53,18 +59,22 @@ class Preparation:
         *,
         reference: ReferencePolicy | None,
         controller: KlController,
+        critic: Critic | None = None,
     ) -> None:
         """Args: controller: of the KL penalty's β; without a reference it is not asked."""
         self._engine = engine
+        self._critic = critic
+        self._estimation = TokenEstimation(trainer)
         self._kl = trainer.kl
         self._correction = trainer.correction
         self._controller = controller
-        self._needs_proximal = needs_proximal(trainer, num_steps=trainer.ppo_epochs)
+        self._trainer = trainer
         self._reference = reference
 
     @torch.no_grad()
     def prepare(self, plan: BatchPlan, trajectories: Mapping[str, Trajectory]) -> list[Prepared]:
         """This rank's micro-batches of `plan`, in its order. A collective. Args: trajectories: by entry id."""
+        share = plan.shares[ranks.rank()]
         batches = [
             collate(
                 [trajectories[sequence.entry_id] for sequence in planned],
@@ -73,21 +83,40 @@ class Preparation:
                 oldest_version=plan.oldest_version,
                 device=self._engine.device,
             )
-            for planned in plan.shares[ranks.rank()]
+            for planned in share
         ]
         with ExitStack() as stack:
             if self._reference:
                 stack.enter_context(self._reference.scoring())
-            prepared = [self._score(rows) for rows in batches]
+            has_proximal = needs_proximal(self._trainer, num_steps=self._trainer.ppo_epochs * len(plan.steps))
+            prepared = [self._score(planned, rows, has_proximal=has_proximal) for planned, rows in zip(share, batches, strict=True)]
+        prepared = self._with_advantages(prepared, share)
         if self._correction.batch_normalise:
             mean_weight = self._mean_weight(prepared, plan)
             prepared = [replace(each, mean_weight=mean_weight) for each in prepared]
         return prepared
 
-    def _score(self, rows: MicroBatch) -> Prepared:
-        proximal_BT = self.score(rows) if self._needs_proximal else None
+    def _score(self, planned: MicroBatchPlan, rows: MicroBatch, *, has_proximal: bool) -> Prepared:
+        entries = tuple(sequence.entry_id for sequence in planned)
+        proximal_BT = self.score(rows) if has_proximal else None
         reference_BT = self._reference.logprobs(rows) if self._reference else None
-        return Prepared(rows, proximal_BT, reference_BT, self._reward_penalties(proximal_BT, reference_BT), mean_weight=1.0)
+        return Prepared(
+            entries, rows, proximal_BT, reference_BT, self._reward_penalties(proximal_BT, reference_BT), mean_weight=1.0
+        )
+
+    def _with_advantages(self, prepared: Sequence[Prepared], share: Share) -> list[Prepared]:
+        scored = [
+            Scored(planned, each.rows, each.reward_penalties_BT, self._critic.values(each.rows) if self._critic else None)
+            for planned, each in zip(share, prepared, strict=True)
+        ]
+        return [
+            replace(
+                each,
+                rows=replace(each.rows, advantages_BT=estimated.advantages_BT),
+                value_targets=estimated.targets,
+            )
+            for each, estimated in zip(prepared, self._estimation.estimate(scored), strict=True)
+        ]
 
     def _reward_penalties(self, proximal_BT: Tensor | None, reference_BT: Tensor | None) -> Tensor | None:
         if proximal_BT is None or reference_BT is None or not self._kl.is_in_reward:

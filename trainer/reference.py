@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from shared.configuration import TrainerSection
@@ -20,7 +21,9 @@ def load_reference(trainer: TrainerSection, *, model_path: Path, device: torch.d
     if not trainer.kl.is_used:
         return None
     path = Path(trainer.kl.reference_path) if trainer.kl.reference_path else model_path
-    return ReferencePolicy(load_policy(path, trainer), device=device, is_offloaded=trainer.kl.offload_reference)
+    return ReferencePolicy(
+        load_policy(path, structs.replace(trainer, lora=None)), device=device, is_offloaded=trainer.kl.offload_reference
+    )
 
 
 class ReferencePolicy:

@@ -27,12 +27,23 @@ class RolloutReader:
     way leaves entries that Redis holds for delivered and nobody has seen. Reading twice is harmless.
     """
 
-    def __init__(self, consumer: TrajectoryConsumer, ledger: TrainingLedger, rollout: RolloutSection, *, timeout_s: float) -> None:
-        """Args: consumer: over a client that does not retry by itself. timeout_s: longest wait for one batch."""
+    def __init__(
+        self,
+        consumer: TrajectoryConsumer,
+        ledger: TrainingLedger,
+        rollout: RolloutSection,
+        *,
+        timeout_s: float,
+        min_trainable: int = 2,
+    ) -> None:
+        """Args: consumer: over a client that does not retry by itself. timeout_s: longest wait for one batch. min_trainable:
+        episodes of a group that must have a reward, or it has failed.
+        """
         self._consumer = consumer
         self._ledger = ledger
         self._rollout = rollout
         self._timeout_s = timeout_s
+        self._min_trainable = min_trainable
         self._assembler = GroupAssembler()
         self._must_reread = True
 
@@ -94,6 +105,7 @@ class RolloutReader:
             version=version,
             on_stale=self._rollout.on_stale,
             batch_groups=self._rollout.rollout_batch_size,
+            min_trainable=self._min_trainable,
         )
         if selection.stale:
             self._ledger.discard(selection.stale, DiscardReason.STALE, requeue=self._rollout.on_stale != "drop")

@@ -63,6 +63,12 @@ class UpdateMetrics(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     num_sampled_tokens: int
     learning_rate: float
+    value_loss: float | None = None
+    """None without a critic, as the three below."""
+    value_explained_variance: float | None = None
+    """Of the returns, by the critic before the update; None also where returns do not vary."""
+    value_clip_fraction: float | None = None
+    value_grad_norm: float | None = None
 
 
 class Tracker(Protocol):

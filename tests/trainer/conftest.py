@@ -13,6 +13,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from tests.trainer.records import VOCABULARY
 from trainer.model import start_ranks
 
+DEPRECATED_BY_TORCH = pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning")
+"""Collectives that DeepSpeed's ZeRO-3 calls by their old names."""
+
 
 def make_model(seed: int = 0) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)

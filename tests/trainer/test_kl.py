@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from shared.loss_settings import KlSection
-from trainer.kl import KL_ESTIMATORS, KlController, KlState, clamped_log_ratio, k1, k2, k3
+from trainer.kl import KL_ESTIMATORS, KlController, clamped_log_ratio, k1, k2, k3
 
 
 def test_estimators_by_hand():
@@ -65,7 +65,7 @@ def test_a_fixed_coefficient_stays():
 def test_a_resumed_controller_goes_on_where_it_was():
     controller, resumed = adaptive(), adaptive()
     controller.observe(1.0, num_sequences=100)
-    resumed.load(msgspec.json.decode(msgspec.json.encode(controller.state), type=KlState))
+    resumed.restore(msgspec.json.decode(msgspec.json.encode(controller.state())))
     for each in (controller, resumed):
         each.observe(0.01, num_sequences=100)
     assert resumed.coefficient == controller.coefficient != 0.1
@@ -73,5 +73,5 @@ def test_a_resumed_controller_goes_on_where_it_was():
 
 def test_a_fixed_coefficient_is_the_run_files_also_after_a_resumption():
     controller = KlController(KlSection(coefficient=0.3))
-    controller.load(KlState(0.1))
+    controller.restore({"coefficient": 0.1})
     assert controller.coefficient == 0.3

@@ -10,6 +10,7 @@ from shared.ledger import TrainingLedger
 from tests.trainer.learning import section
 from tests.trainer.records import episode
 from trainer.assembly import Group, Selection
+from trainer.batching import SequenceCost
 from trainer.lead import Batch, plan_batch, update_metrics
 from trainer.learner import Learned
 from trainer.measures import Measures
@@ -21,7 +22,7 @@ def configuration(tmp_path):
     return Configuration(
         run=RunSection(id="run", directory=str(tmp_path), model_path="model"),
         rollout=RolloutSection(rollout_batch_size=2, num_return_sequences_in_group=2),
-        trainer=section(scale_by_std=False, ppo_max_token_len_per_gpu=20),
+        trainer=section(advantage={"scale_by_std": False}, ppo_max_token_len_per_gpu=20),
     )
 
 
@@ -38,18 +39,20 @@ def selected(*groups, oldest_version=0):
 
 
 def batch(configuration, selection, version=1):
-    return Batch(selection.batch, plan_batch(selection, version, configuration, 1), wait_s=1.0, plan_s=0.5)
+    return Batch(
+        selection.batch, plan_batch(selection, version, configuration, num_ranks=1, cost=SequenceCost()), wait_s=1.0, plan_s=0.5
+    )
 
 
 def test_advantages_are_relative_to_the_groups_own_trainable_episodes(configuration):
-    plan = plan_batch(selected(group("a"), group("b", size=3, broken=(0,))), 4, configuration, 1)
+    plan = plan_batch(selected(group("a"), group("b", size=3, broken=(0,))), 4, configuration, num_ranks=1, cost=SequenceCost())
     planned = {row.entry_id: row.advantage for share in plan.shares for rows in share for row in rows}
     assert planned == {"a/0": -0.5, "a/1": 0.5, "b/1": -0.5, "b/2": 0.5}
     assert (plan.version, plan.num_sequences, plan.num_sampled_tokens) == (4, 4, 16)
 
 
 def test_plan_survives_the_way_to_other_ranks(configuration):
-    plan = plan_batch(selected(group("a"), group("b")), 4, configuration, 2)
+    plan = plan_batch(selected(group("a"), group("b")), 4, configuration, num_ranks=2, cost=SequenceCost())
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=type(plan)) == plan
 
 
@@ -88,3 +91,35 @@ def test_tokens_over_the_bound_carry_no_loss_and_their_rewards_still_count(confi
     assert planned == {"g/1": 0.0, "g/2": 1.0}, "relative to the mean over all three"
     assert (subject.plan.num_sequences, subject.plan.num_sampled_tokens) == (2, 5)
     assert subject.lags == [1, 1]
+
+
+def planned_by(configuration, group, **trainer):
+    configuration = msgspec.structs.replace(configuration, trainer=section(**trainer))
+    plan = plan_batch(selected(group), 0, configuration, num_ranks=1, cost=SequenceCost())
+    return {row.entry_id: row for share in plan.shares for rows in share for row in rows}
+
+
+def test_an_estimator_of_turns_plans_an_advantage_for_each(configuration):
+    turns = Group("g", (episode("g", 0, turn_rewards=(1.0, 2.0)), episode("g", 1, turn_rewards=(0.0,))))
+    rows = planned_by(configuration, turns, adv_estimator="step_reinforce")
+    # Returns 3, 2 and 0: mean 5/3, variance 7/3.
+    assert rows["g/0"].turn_advantages == pytest.approx((4 / 3 / (7 / 3) ** 0.5, 1 / 3 / (7 / 3) ** 0.5), rel=1e-5)
+    assert rows["g/1"].advantage == pytest.approx(-5 / 3 / (7 / 3) ** 0.5, rel=1e-5)
+
+
+def test_an_estimator_of_tokens_plans_rewards(configuration):
+    turns = Group("g", (episode("g", 0, turn_rewards=(1.0, 2.0)), episode("g", 1, turn_rewards=(1.0,))))
+    rows = planned_by(configuration, turns, adv_estimator="reinforce_plus_plus")
+    assert [row.turn_rewards for row in rows.values()] == [(1.0, 2.0), (1.0,)]
+    rows = planned_by(configuration, turns, adv_estimator="reinforce_plus_plus_baseline")
+    assert [row.turn_rewards for row in rows.values()] == [(1.0, 0.0), (-1.0,)], "less the group's mean of 2"
+    assert {row.advantage for row in rows.values()} == {0.0}
+
+
+def test_a_long_episode_pays_at_its_last_turn_and_is_reported_as_rewarded(configuration):
+    # 4 sampled tokens are half-way through the buffer between 2 and 6.
+    overlong = {"max_tokens": 6, "buffer_tokens": 4, "penalty": 2.0}
+    turns = Group("g", (episode("g", 0, turn_rewards=(1.0, 2.0)), episode("g", 1, turn_rewards=(1.0,))))
+    rows = planned_by(configuration, turns, adv_estimator="reinforce_plus_plus", advantage={"overlong": overlong})
+    assert [row.turn_rewards for row in rows.values()] == [(1.0, 1.0), (0.0,)]
+    assert [row.reward for row in rows.values()] == [3.0, 1.0]

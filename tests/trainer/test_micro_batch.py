@@ -16,7 +16,7 @@ ROW = msgspec.structs.replace(
 
 
 def collated(row=ROW, *, oldest_version=0, **planned):
-    sequence = PlannedSequence("e", row.num_tokens, **{"reward": 0.0, "advantage": 0.0, **planned})
+    sequence = PlannedSequence("e", row.num_tokens, row.num_sampled_tokens, **{"reward": 0.0, "advantage": 0.0, **planned})
     return collate([row], [sequence], version=6, oldest_version=oldest_version, device=torch.device("cpu"))
 
 

@@ -47,6 +47,7 @@ class Batch:
 
     def prepared(self, rows, *, mean_weight=1.0):
         return Prepared(
+            (),
             micro_batch(
                 self.mask[rows],
                 behaviour=self.behaviour[rows],
@@ -69,7 +70,7 @@ class Batch:
         total = torch.zeros(())
         for start, end in cuts:
             rows = slice(start, end)
-            total = total + objective.loss(logprobs[rows], self.prepared(rows), version=3, batch=size, sums=sums)
+            total = total + objective.loss(logprobs[rows], self.prepared(rows), version=3, batch=size, sums=sums).sum()
         total.backward()
         return total.item(), logprobs.grad, sums.reduce()
 

@@ -40,7 +40,7 @@ def scored(model_path, row):
 
 def test_a_penalty_in_the_reward_is_scored_by_token(prepare, model_path, other_model_path):
     kl = {"coefficient": 0.3, "place": "reward", "estimator": "k1", "reference_path": str(other_model_path)}
-    prepared, share, rows = prepare(kl=kl)
+    prepared, share, rows = prepare(kl=kl, adv_estimator="reinforce_plus_plus")
     assert len(prepared) == len(share) > 1
     for each, planned in zip(prepared, share, strict=True):
         for index, sequence in enumerate(planned):

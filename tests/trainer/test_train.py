@@ -133,6 +133,25 @@ def test_bad_input_is_one_sentence_and_status_2(start, run_file, override, sente
 
 @pytest.mark.stack
 @pytest.mark.timeout(240)
+def test_a_run_with_a_critic_is_stopped_and_goes_on_with_it(start, run_file, agents):
+    settings = ("trainer.adv_estimator=gae", "trainer.critic={warmup_updates: 1}", "trainer.kl={coefficient: 0.1, place: reward}")
+    status, _, errors = finished(start(run_file, *settings, "trainer.num_updates=2"))
+    assert status == 0, errors
+    folder = run_file.parent / "checkpoints" / "v00002" / "deepspeed"
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"policy", "critic"}
+    status, _, errors = finished(start(run_file, *settings, "trainer.num_updates=3"))
+    assert status == 0, errors
+    metrics = lines(run_file.parent / "metrics.jsonl")
+    assert [line["version"] for line in metrics] == [1, 2, 3]
+    assert [line["learning_rate"] for line in metrics] == [0, 1e-4, 1e-4], "the first update warms the critic up"
+    assert all(line["value_loss"] > 0 and line["value_grad_norm"] > 0 for line in metrics)
+    status, _, errors = finished(start(run_file, "trainer.num_updates=4"))
+    assert status == 2
+    assert "must be of the model" in errors
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(240)
 def test_a_run_of_two_ranks_leaves_metrics_lineage_and_checkpoints(start, run_file, agents, hub, redis_client, keys, free_port):
     deepspeed = (str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2", "--master_port", str(free_port))
     status, _, errors = finished(start(run_file, launcher=deepspeed))
