@@ -97,9 +97,11 @@ ACTIONS: Mapping[str, Action] = {"none": no_action, "truncate": truncate, "mask"
 
 
 def is_rejected(log_ratio_BT: Tensor, rows: MicroBatch, estimator: str, *, above: float) -> Tensor:
-    """[B, 1] bool: the sequence's mean k1, k2 or k3 is above the bound, k1, which has a sign, by its absolute value."""
-    estimates_BT = KL_ESTIMATORS[estimator](log_ratio_BT) * rows.loss_mask_BT
-    return _sequence_mean(estimates_BT, rows).abs() > above
+    """[B, 1] bool: the sequence's mean k1, k2 or k3 is above the bound, k1, which has a sign, by its absolute value.
+
+    Args: log_ratio_BT: 0 outside the loss mask, where every estimate then is 0.
+    """
+    return _sequence_mean(KL_ESTIMATORS[estimator](log_ratio_BT), rows).abs() > above
 
 
 def _is_within(ratio_BT: Tensor, settings: CorrectionSection) -> Tensor:

@@ -23,15 +23,22 @@ def main() -> None:
     parser.add_argument("--real", action="store_true", help="measure real_stack_speedup instead, in real time")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of --real (default: 0)")
     parser.add_argument("--updates", type=int, default=16, help="of each run of --real, more than 3 (default: %(default)s)")
+    parser.add_argument(
+        "--on-stale",
+        choices=["mask", "wait", "regenerate", "drop"],
+        nargs="+",
+        default=["mask"],
+        help="of --real: a run at α = 1 for each, the first being the figure (default: mask)",
+    )
     parser.add_argument("--keep", type=Path, help="where the runs of --real are left (default: they are removed)")
     arguments = parser.parse_args()
     if arguments.real:
-        measure_real_stack(arguments.seeds, arguments.updates, arguments.keep)
+        measure_real_stack(arguments.seeds, arguments.updates, arguments.on_stale, arguments.keep)
     else:
         simulate_all(arguments.only)
 
 
-def measure_real_stack(seeds: Sequence[int], num_updates: int, keep: Path | None) -> None:
+def measure_real_stack(seeds: Sequence[int], num_updates: int, policies: Sequence[str], keep: Path | None) -> None:
     from benchmarks.asynchrony import real_stack, report
 
     runs = []
@@ -40,17 +47,22 @@ def measure_real_stack(seeds: Sequence[int], num_updates: int, keep: Path | None
         folder.mkdir(parents=True, exist_ok=True)
         for seed in seeds:
             policy = real_stack.make_policy(folder, seed)
-            for ratio in (0, 1):
-                runs.append(real_stack.play(folder, policy, ratio=ratio, seed=seed, num_updates=num_updates))
+            for ratio, on_stale in [(0, policies[0]), *((1, on_stale) for on_stale in policies)]:
+                runs.append(real_stack.play(folder, policy, ratio=ratio, on_stale=on_stale, seed=seed, num_updates=num_updates))
                 _say(f"{runs[-1]}\n")
     print("\n".join(map(str, runs)))
     print(f"each tool call and score waits LogN(median {real_stack.MEDIAN_S:g} s, σ {real_stack.SIGMA:g})")
-    print(report.json_line([], [], real_stack.speedup(runs)))
+    for on_stale in policies:
+        print(f"α = 1 with on_stale: {on_stale}: {real_stack.speedup(runs, on_stale):.2f} times as fast as α = 0")
+    print(report.json_line([], [], real_stack.speedup(runs, policies[0])))
 
 
 def simulate_all(only: str) -> None:
     from benchmarks.asynchrony import experiments, report
-    from benchmarks.asynchrony.stack import Outcome, System, served_redis, simulate
+    from benchmarks.asynchrony.ledger_seam import served_redis
+    from benchmarks.asynchrony.outcome import Outcome
+    from benchmarks.asynchrony.stack import simulate
+    from benchmarks.asynchrony.system import System
     from benchmarks.asynchrony.virtual_time import run
     from benchmarks.asynchrony.workloads import Workload
 

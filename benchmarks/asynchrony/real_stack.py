@@ -25,6 +25,7 @@ class RealRun:
     """One run, from the end of its `WARM_UP`-th update to that of its last."""
 
     ratio: float
+    on_stale: str
     seed: int
     seconds: float
     num_updates: int
@@ -35,8 +36,8 @@ class RealRun:
 
     def __str__(self) -> str:
         return (
-            f"seed {self.seed}, α={self.ratio:g}: {self.seconds:.1f} s for {self.num_updates} updates after the first {WARM_UP}, "
-            f"waited {self.wait_s:.1f} s, final reward {self.reward:.3f}"
+            f"seed {self.seed}, α={self.ratio:g}, {self.on_stale}: {self.seconds:.1f} s for {self.num_updates} updates "
+            f"after the first {WARM_UP}, waited {self.wait_s:.1f} s, final reward {self.reward:.3f}"
         )
 
 
@@ -48,24 +49,27 @@ def make_policy(folder: Path, seed: int) -> Path:
     return policy
 
 
-def play(folder: Path, policy: Path, *, ratio: float, seed: int, num_updates: int) -> RealRun:
+def play(folder: Path, policy: Path, *, ratio: float, on_stale: str, seed: int, num_updates: int) -> RealRun:
     """Raises: CalledProcessError if the run fails; its logs are in the run's directory."""
-    directory = folder / f"seed-{seed}-ratio-{ratio:g}"
+    directory = folder / f"seed-{seed}-ratio-{ratio:g}-{on_stale}"
     run_file = folder / f"{directory.name}.yaml"
-    run_file.write_text(yaml.safe_dump(_run_file(directory, policy, ratio=ratio, seed=seed, num_updates=num_updates)))
+    run_file.write_text(
+        yaml.safe_dump(_run_file(directory, policy, ratio=ratio, on_stale=on_stale, seed=seed, num_updates=num_updates))
+    )
     command = [sys.executable, "-m", "services.standalone.command_line", "up", "--config", str(run_file)]
     with (folder / f"{directory.name}.txt").open("wb") as output:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment, check=True)
-    return read(directory, ratio=ratio, seed=seed)
+    return read(directory, ratio=ratio, on_stale=on_stale, seed=seed)
 
 
-def read(directory: Path, *, ratio: float, seed: int) -> RealRun:
+def read(directory: Path, *, ratio: float, on_stale: str, seed: int) -> RealRun:
     """What a run's metrics.jsonl says; it has more than `WARM_UP` updates."""
     updates = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     last = updates[-max(1, len(updates) // 4) :]
     return RealRun(
         ratio=ratio,
+        on_stale=on_stale,
         seed=seed,
         seconds=updates[-1]["time"] - updates[WARM_UP - 1]["time"],
         num_updates=len(updates) - WARM_UP,
@@ -74,16 +78,23 @@ def read(directory: Path, *, ratio: float, seed: int) -> RealRun:
     )
 
 
-def speedup(runs: list[RealRun]) -> float:
-    """Seconds at α = 0 / seconds at α = 1, over all seeds."""
-    seconds = {ratio: sum(run.seconds for run in runs if run.ratio == ratio) for ratio in (0, 1)}
-    return seconds[0] / seconds[1]
+def speedup(runs: list[RealRun], on_stale: str) -> float:
+    """Seconds at α = 0 / seconds at α = 1 with that policy, over all seeds."""
+    synchronous_s = sum(run.seconds for run in runs if run.ratio == 0)
+    return synchronous_s / sum(run.seconds for run in runs if run.ratio == 1 and run.on_stale == on_stale)
 
 
-def _run_file(directory: Path, policy: Path, *, ratio: float, seed: int, num_updates: int) -> dict[str, Any]:
+def _run_file(directory: Path, policy: Path, *, ratio: float, on_stale: str, seed: int, num_updates: int) -> dict[str, Any]:
     raw: dict[str, Any] = yaml.safe_load(RUN_FILE.read_text())
     raw["run"] = {"id": directory.name, "directory": str(directory), "model_path": str(policy), "seed": seed}
-    raw["rollout"] = {"rollout_batch_size": 8, "num_return_sequences_in_group": 8, "async_generation_ratio": ratio}
+    raw["rollout"] = {
+        "rollout_batch_size": 8,
+        "num_return_sequences_in_group": 8,
+        "async_generation_ratio": ratio,
+        "on_stale": on_stale,
+        # The tiny policy's updates are large: with the usual threshold the first ones at α = 1 would be synchronous too.
+        "kl_fallback_threshold": None,
+    }
     raw["redis"] = {"url": "redis://127.0.0.1:0/0"}
     raw["inference_hub"] = {"port": 0}
     agents = raw["env_agents"]

@@ -12,14 +12,20 @@ from services.env_agents.environment import RequestedCall, Task
 def test_a_run_is_timed_from_its_third_update_to_its_last(tmp_path):
     lines = [{"time": 100 + 10 * index, "wait_prev_gen_s": 2.0, "reward_mean": index / 10} for index in range(8)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    run = read(tmp_path, ratio=1, seed=3)
+    run = read(tmp_path, ratio=1, on_stale="wait", seed=3)
     assert (run.seconds, run.num_updates, run.wait_s) == (50, 5, 10)
     assert run.reward == pytest.approx(0.65)
 
 
 def test_speedup_is_over_all_seeds():
-    runs = [RealRun(ratio, seed, seconds, 5, 0, 0) for ratio, seed, seconds in ((0, 0, 30), (1, 0, 10), (0, 1, 30), (1, 1, 20))]
-    assert speedup(runs) == 2
+    runs = [
+        RealRun(ratio, on_stale, seed, seconds, 5, 0, 0)
+        for ratio, on_stale, seed, seconds in (
+            *((0, "wait", 0, 30), (1, "wait", 0, 10), (1, "drop", 0, 5)),
+            *((0, "wait", 1, 30), (1, "wait", 1, 20), (1, "drop", 1, 5)),
+        )
+    ]
+    assert (speedup(runs, "wait"), speedup(runs, "drop")) == (2, 6)
 
 
 def test_the_json_line_has_every_figure_and_null_for_what_was_not_measured():

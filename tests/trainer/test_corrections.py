@@ -12,7 +12,7 @@ from trainer.corrections import ACTIONS, LEVELS, correct
 MASK = [[False, True, True, False, True]]
 RATIOS = [[9.0, 4.0, 0.5, 9.0, 0.25]]
 """Product 0.5, of the first turn 2, of the second 0.25."""
-ROWS = micro_batch(MASK, turns=[[0, 0, 0, 0, 1]], versions=[[0, 5, 4, 0, 2]])
+ROWS = micro_batch(MASK, turns=[[0, 0, 0, 0, 1]], versions=[[0, 5, 4, 0, 3]])
 
 
 def corrected(ratios=RATIOS, rows=ROWS, **settings):

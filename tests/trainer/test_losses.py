@@ -102,12 +102,14 @@ def test_kimi15_by_hand():
 
 
 def test_decoupled_ppo_by_hand():
-    # Behaviour 0.1; proximal 0.2, 0.4 and 0.1, so w = 2, 2 (cut from 4) and 1; ρ = 1.25, 0.5 and 1.5.
-    inputs = loss_inputs(log(0.25, 0.2, 0.15), log(0.1, 0.1, 0.1), [[1.0, -1.0, -1.0]], proximal=log(0.2, 0.4, 0.1))
+    # Behaviour 0.1; proximal 0.2, 0.4, 0.1 and 0.1, so w = 2, 2 (cut from 4), 1 and 1; ρ = 1.25, 1.1, 1.5 and 0.5.
+    inputs = loss_inputs(
+        log(0.25, 0.44, 0.15, 0.05), log(0.1, 0.1, 0.1, 0.1), [[1.0, -1.0, -1.0, -1.0]], proximal=log(0.2, 0.4, 0.1, 0.1)
+    )
     result, gradient = evaluate("decoupled_ppo", inputs)
-    close(result.per_token_BT, [[-2 * 1.25, 2 * 0.8, 1.5]])
-    close(result.is_clipped_BT, [[False, True, False]])
-    close(gradient, [[-2.5, 0.0, 1.5]])
+    close(result.per_token_BT, [[-2 * 1.25, 2 * 1.1, 1.5, 0.8]])
+    close(result.is_clipped_BT, [[False, True, False, True]])
+    close(gradient, [[-2.5, 2.2, 1.5, 0.0]])
 
 
 def test_proximal_is_interpolated_by_version():
