@@ -38,8 +38,8 @@ SLACK_S = 600.0
 def training(configuration: Configuration, stop: StopSignal) -> Iterator[TrainingLoop]:
     """This rank's training loop, ready to run; everything it opened is closed at the end."""
     trainer = configuration.trainer
-    min_trainable = _min_trainable(configuration)
     require_packages(trainer.trackers)
+    min_trainable = _min_trainable(configuration)
     start_ranks(timeout=_longest_silence(configuration))
     with ExitStack() as stack:
         stack.callback(torch.distributed.destroy_process_group)
@@ -66,16 +66,7 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
         lead = None
         if ranks.rank() == 0:
             lead = _lead(
-                configuration,
-                keys,
-                ledger,
-                policy,
-                engine.device,
-                stop,
-                stack,
-                resumed=resumed,
-                limits=limits,
-                min_trainable=min_trainable,
+                configuration, keys, ledger, policy, engine.device, stop, stack, min_trainable, resumed=resumed, limits=limits
             )
         yield TrainingLoop(
             configuration,
@@ -146,10 +137,10 @@ def _lead(
     device: torch.device,
     stop: StopSignal,
     stack: ExitStack,
+    min_trainable: int,
     *,
     resumed: RunState | None,
     limits: RecordLimits,
-    min_trainable: int,
 ) -> Lead:
     trainer = configuration.trainer
     directory = Path(configuration.run.directory)
@@ -179,8 +170,8 @@ def _lead(
             ledger,
             configuration.rollout,
             timeout_s=trainer.generation_timeout_s,
-            min_trainable=min_trainable,
             limits=limits,
+            min_trainable=min_trainable,
         ),
         ledger=ledger,
         pusher=pusher,
