@@ -75,7 +75,7 @@ class RolloutSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on_stale: Literal["regenerate", "drop", "wait", "mask"] = "mask"
     """What happens at the bound. mask: a group is trained without its tokens over it. regenerate: such a group is discarded and its
     task runs again first. drop: discarded, and its task does not run again. wait: training waits for running groups that would
-    pass it, up to `stale_wait_s`, then regenerates."""
+    pass it, up to `stale_wait_s`, then regenerates; it does without as many as there are redundant groups."""
     stale_wait_s: PositiveFloat = 600.0
     """Longest wait of one update for such groups, with on_stale: wait."""
 

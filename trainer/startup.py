@@ -22,6 +22,7 @@ from trainer.hub_client import HubClient
 from trainer.lead import Lead
 from trainer.learner import Learner
 from trainer.model import Policy, build_engine, fingerprint, load_policy, start_ranks
+from trainer.pipeline_watch import PipelineWatch
 from trainer.record_checks import RecordLimits, require_matching_tokenizer
 from trainer.redis_connection import impatient_client, patient_client
 from trainer.reference import load_reference
@@ -147,8 +148,9 @@ def _lead(
     directory.mkdir(parents=True, exist_ok=True)
     tracker = stack.enter_context(open_trackers(configuration, version=resumed.version if resumed else 0))
     reading = stack.enter_context(impatient_client(configuration.redis.url))
+    hub = HubClient(configuration.inference_hub.address, timeout_s=trainer.weight_push.timeout_s, run_id=configuration.run.id)
     pusher = WeightPusher(
-        HubClient(configuration.inference_hub.address, timeout_s=trainer.weight_push.timeout_s, run_id=configuration.run.id),
+        hub,
         trainer.weight_push,
         dtype=getattr(torch, configuration.engines.dtype),
         device=device,
@@ -176,6 +178,9 @@ def _lead(
         ledger=ledger,
         pusher=pusher,
         evaluations=evaluations,
+        pipeline=PipelineWatch(
+            configuration, usage=hub.usage, num_ranks=ranks.count(), publish=ledger.report_pipeline, note=tracker.note
+        ),
         tracker=tracker,
         stop=stop,
         cost=policy.sequence_cost(),

@@ -10,6 +10,7 @@ from shared.errors import ConfigurationError
 from tests.trainer.conftest import DEPRECATED_BY_TORCH
 from tests.trainer.learning import batch, learn, section
 from trainer import lora
+from trainer.batching import PlannedSequence
 from trainer.micro_batch import collate
 from trainer.model import Policy, load_policy
 
@@ -23,7 +24,8 @@ def trained(model_path, *, stage=1, **settings):
 
 
 def logprobs(policy):
-    rows = collate(list(batch().values()), [0.0] * 7, version=0, oldest_version=0, device=torch.device("cpu"))
+    planned = [PlannedSequence(entry, row.num_tokens, row.num_sampled_tokens, 0.0, 0.0) for entry, row in batch().items()]
+    rows = collate(list(batch().values()), planned, version=0, oldest_version=0, device=torch.device("cpu"))
     with torch.no_grad():
         return policy(rows.token_ids_BT, rows.loss_mask_BT, rows.temperatures_B)
 
