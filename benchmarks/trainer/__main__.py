@@ -97,7 +97,10 @@ def main() -> None:
 
 
 def play(entries: list[Entry], folder: Path, *, seconds: float) -> dict[str, Result]:
-    """Rounds in turn until `seconds` are over, one of each contestant at least."""
+    """Rounds in turn until `seconds` are over, one of each contestant at least, after one that is not counted.
+
+    The first update of a process is slower: memory is new, and ours scores its first batch once more to compare engine and trainer.
+    """
     from benchmarks.trainer.channel import Contestant
 
     deadline = time.monotonic() + seconds
@@ -110,6 +113,8 @@ def play(entries: list[Entry], folder: Path, *, seconds: float) -> dict[str, Res
             contestant = Contestant(entry.module, [*shared, *entry.arguments], log=log, environment=environment())
             contestants[entry.name] = stack.enter_context(contestant)
             results[entry.name] = Result(tokens=contestant.wait()["tokens"])
+        for contestant in contestants.values():
+            contestant.ask()
         while not all(result.answers for result in results.values()) or time.monotonic() < deadline:
             for name, contestant in contestants.items():
                 answer = contestant.ask()

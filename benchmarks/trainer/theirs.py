@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.trainer import workload
-from benchmarks.trainer.channel import Channel, peak_bytes
+from benchmarks.trainer.channel import Channel, peak_bytes, resident_bytes
 
 NEVER = 10**6
 
@@ -47,7 +47,7 @@ def main() -> None:
         report_to="none",
         disable_tqdm=True,
     )
-    before = peak_bytes()
+    before = resident_bytes()
 
     def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
         assert len(prompts) == len(episodes)
