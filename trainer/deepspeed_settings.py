@@ -34,6 +34,11 @@ def deepspeed_settings(trainer: TrainerSection, *, is_cpu: bool, key: str = "tra
     return settings
 
 
+def uses_zero_3(trainer: TrainerSection) -> bool:
+    """No rank holds the whole model. Raises: ConfigurationError as `deepspeed_settings` does."""
+    return bool(deepspeed_settings(trainer, is_cpu=True)["zero_optimization"]["stage"] == max(ZERO_STAGES))
+
+
 def _require_no_schedule(trainer: TrainerSection, scheduler: Any, key: str) -> None:
     """DeepSpeed's scheduler steps once an optimizer step and starts from `trainer.learning_rate`; ours would overrule it."""
     ours = {"learning_rate_schedule": "constant", "warmup_updates": 0, "final_learning_rate": 0.0}

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import transformers
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
+from transformers.integrations import HfDeepSpeedConfig
 
 from shared.configuration import TrainerSection
 from shared.errors import ConfigurationError
@@ -163,14 +165,19 @@ def is_partitioned(parameter: nn.Parameter) -> bool:
     return hasattr(parameter, "ds_id")
 
 
-def load_policy(path: Path, trainer: TrainerSection) -> Policy:
-    """The Hugging Face model in `path`, ready for training. Raises: ConfigurationError if transformers cannot load it."""
+def load_policy(path: Path, trainer: TrainerSection, *, is_sharded: bool = False) -> Policy:
+    """The Hugging Face model in `path`, ready for training.
+
+    Args: is_sharded: each rank keeps its share of every weight from the start, for an engine with ZeRO-3; a collective.
+    Raises: ConfigurationError if transformers cannot load the model.
+    """
     transformers.utils.logging.disable_progress_bar()
     attention = chosen_attention(trainer)
     try:
-        causal_lm = transformers.AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, trainer.dtype), local_files_only=True
-        )
+        with _sharding(trainer) if is_sharded else nullcontext():
+            causal_lm = transformers.AutoModelForCausalLM.from_pretrained(
+                path, dtype=getattr(torch, trainer.dtype), local_files_only=True
+            )
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"run.model_path must hold a causal language model, got {str(path)!r}: {error}") from error
     if trainer.gradient_checkpointing:
@@ -178,6 +185,14 @@ def load_policy(path: Path, trainer: TrainerSection) -> Policy:
     if trainer.lora is not None:
         lora.add_adapter(causal_lm, trainer.lora)
     return Policy(causal_lm, attention=attention, is_float32_head=trainer.float32_head)
+
+
+@contextmanager
+def _sharding(trainer: TrainerSection) -> Iterator[None]:
+    """Models loaded within it are shared out by ZeRO-3: transformers asks for the settings as long as this object lives."""
+    settings = HfDeepSpeedConfig(deepspeed_settings(trainer, is_cpu=is_cpu()))
+    yield
+    del settings
 
 
 def start_ranks(*, timeout: timedelta) -> None:

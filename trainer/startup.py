@@ -16,6 +16,7 @@ from trainer import ranks
 from trainer.advantages import advantage_estimator
 from trainer.checkpoints import Checkpoints, Component, RunState
 from trainer.critic import ValueModel, build_critic, load_value_model
+from trainer.deepspeed_settings import uses_zero_3
 from trainer.evaluation import Evaluations
 from trainer.guards import SkippedUpdates
 from trainer.hub_client import HubClient
@@ -44,7 +45,7 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
     start_ranks(timeout=_longest_silence(configuration))
     with ExitStack() as stack:
         stack.callback(torch.distributed.destroy_process_group)
-        policy = load_policy(Path(configuration.run.model_path), trainer)
+        policy = load_policy(Path(configuration.run.model_path), trainer, is_sharded=uses_zero_3(trainer))
         limits = policy.record_limits()
         require_matching_tokenizer(Path(configuration.run.model_path), limits)
         critic = _critic_model(configuration, policy) if trainer.critic else None

@@ -8,7 +8,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from benchmarks.trainer.channel import Channel, peak_bytes
+from benchmarks.trainer.channel import Channel, peak_bytes, resident_bytes
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     import benchmarks.trainer.update as update
 
     torch.set_num_threads(1)
-    before = peak_bytes()
+    before = resident_bytes()
     subject = update.Update(
         arguments.model,
         redis_url=arguments.redis,

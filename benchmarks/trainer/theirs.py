@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.trainer import workload
-from benchmarks.trainer.channel import Channel, peak_bytes
+from benchmarks.trainer.channel import Channel, peak_bytes, resident_bytes
 
 NEVER = 10**6
 
@@ -47,7 +47,7 @@ def main() -> None:
         report_to="none",
         disable_tqdm=True,
     )
-    before = peak_bytes()
+    before = resident_bytes()
 
     def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
         assert len(prompts) == len(episodes)
@@ -62,10 +62,11 @@ def main() -> None:
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if not channel.asked():
                 raise SystemExit
-            self.started = time.perf_counter()
+            self.started, self.cpu_started = time.perf_counter(), time.process_time()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            channel.answer(seconds=time.perf_counter() - self.started, peak=peak_bytes() - before)
+            seconds, cpu_s = time.perf_counter() - self.started, time.process_time() - self.cpu_started
+            channel.answer(seconds=seconds, cpu_s=cpu_s, peak=peak_bytes() - before)
 
     trainer = GRPOTrainer(
         model=str(arguments.model),

@@ -118,7 +118,7 @@ class Update:
     def run(self) -> dict[str, float]:
         """Seconds of one update, and what share of it and of its tokens was for nothing."""
         self._deepspeed.seconds, self._num_forwarded = 0.0, 0
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         selection = self._reader.next_batch(self._version, progress=lambda *_: None, is_stopped=lambda: False)
         assert selection is not None
         plan = self._plan(selection, num_ranks=1)
@@ -132,6 +132,7 @@ class Update:
         needed = sum(len(episode) - 1 for episode in self._tokens)
         return {
             "seconds": seconds,
+            "cpu_s": time.process_time() - cpu_started,
             "overhead_share": 1 - self._deepspeed.seconds / seconds,
             "padding_share": 1 - needed / self._num_forwarded,
             "rank_imbalance": self._rank_imbalance(selection, num_ranks=2),

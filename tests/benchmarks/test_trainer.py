@@ -17,8 +17,8 @@ def test_lengths_have_a_long_tail(num_episodes):
 
 
 def result(seconds, peak, **shares):
-    answers = [{"peak": peak - index, **shares} for index, _ in enumerate(seconds)]
-    return Result(tokens=1000, seconds=seconds, answers=answers)
+    answers = [{"seconds": each, "peak": peak - index, **shares} for index, each in enumerate(seconds)]
+    return Result(tokens=1000, answers=answers)
 
 
 def test_ratios_are_of_medians_and_of_the_highest_peaks():

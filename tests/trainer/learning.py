@@ -18,6 +18,7 @@ from tests.trainer.records import trajectory
 from trainer import ranks
 from trainer.batching import BatchPlan, PlannedSequence, SequenceCost, mini_batches, plan_update
 from trainer.checkpoints import POLICY, Checkpoints, LedgerState
+from trainer.deepspeed_settings import uses_zero_3
 from trainer.learner import Learned, Learner
 from trainer.model import build_engine, load_policy, start_ranks
 from trainer.reference import load_reference
@@ -66,7 +67,7 @@ def section(**settings: Any) -> TrainerSection:
 
 def learn(model_path: Path, trainer: TrainerSection, *, max_tokens: int) -> tuple[Learned, dict[str, torch.Tensor], Learner]:
     """The update, and the gradient by parameter name that its last step applied."""
-    engine = build_engine(load_policy(model_path, trainer), trainer)
+    engine = build_engine(load_policy(model_path, trainer, is_sharded=uses_zero_3(trainer)), trainer)
     reference = load_reference(trainer, model_path=model_path, device=engine.device)
     learner = Learner(engine, trainer, seed=0, reference=reference)
     gradients: dict[str, torch.Tensor] = {}

@@ -8,12 +8,13 @@ from transformers import AutoModelForCausalLM
 from shared.configuration import LoraSection
 from shared.errors import ConfigurationError
 from tests.trainer.conftest import DEPRECATED_BY_TORCH
-from tests.trainer.learning import batch, learn, section
+from tests.trainer.learning import ADVANTAGES, batch, learn, section
 from trainer import lora
 from trainer.batching import PlannedSequence
 from trainer.micro_batch import collate
 from trainer.model import Policy, load_policy
 
+PLANNED = [PlannedSequence("e", num_tokens=0, num_sampled_tokens=0, reward=0.0, advantage=0.0)] * len(ADVANTAGES)
 STAGES = [1, 2, pytest.param(3, marks=DEPRECATED_BY_TORCH)]
 
 
@@ -24,8 +25,7 @@ def trained(model_path, *, stage=1, **settings):
 
 
 def logprobs(policy):
-    planned = [PlannedSequence(entry, row.num_tokens, row.num_sampled_tokens, 0.0, 0.0) for entry, row in batch().items()]
-    rows = collate(list(batch().values()), planned, version=0, oldest_version=0, device=torch.device("cpu"))
+    rows = collate(list(batch().values()), PLANNED, version=0, oldest_version=0, device=torch.device("cpu"))
     with torch.no_grad():
         return policy(rows.token_ids_BT, rows.loss_mask_BT, rows.temperatures_B)
 
