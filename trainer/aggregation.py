@@ -5,7 +5,7 @@
 With every w_it fixed by the whole batch before the first forward pass, the loss and its gradient are the same however the batch
 is packed, split into micro-batches or spread over ranks.
 
-Shapes: B sequences of a micro-batch, T tokens. S sequences and N tokens of the whole batch carry loss, n_i of sequence i.
+Shapes: B sequences of a micro-batch, T tokens. S sequences and N tokens of the step's batch carry loss, n_i of sequence i.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BatchSize:
-    """The whole batch, over all ranks."""
+    """What one step learns from, over all ranks: the whole batch, or a mini-batch of it."""
 
     num_sequences: int
     """S."""
@@ -28,7 +28,7 @@ class BatchSize:
 class Aggregation(Protocol):
     """[B, T] float weights, 0 where the mask is 0, from the [B, T] bool loss mask.
 
-    Args: batch: size of the whole batch. norm_tokens: L; None unless the mode needs it.
+    Args: batch: of the step. norm_tokens: L; None unless the mode needs it.
     """
 
     def __call__(self, loss_mask_BT: Tensor, batch: BatchSize, *, norm_tokens: int | None) -> Tensor: ...
