@@ -228,6 +228,28 @@ async def test_what_a_checkpoint_taught_is_not_trained_again_when_redis_lost_its
     assert books.is_balanced
 
 
+async def test_a_redis_that_lost_everything_goes_on_at_the_checkpoint(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
+    assert trainer.restore(3, ["unknown"], trained=6, cursors={"calculator": 7}) == 0
+    books = trainer.books()
+    assert (books.version, books.started, books.trained) == (3, 6, 6)
+    assert books.is_balanced
+    again = await admit(agents, "next")
+    assert again is not None
+    assert again.task_index == 7, "tasks that were under way at the checkpoint are skipped, those before it not repeated"
+    assert again.start_number == 7
+
+
+async def test_a_redis_that_knows_more_than_the_checkpoint_keeps_it(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
+    for i in range(3):
+        await admit_and_finish(agents, f"g{i}")
+    assert trainer.cursors() == {"calculator": 3}
+    trainer.publish(1, ["g0"])
+    trainer.restore(1, ["g0"], trained=1, cursors={"calculator": 2})
+    assert trainer.cursors() == {"calculator": 3}
+    books = trainer.books()
+    assert (books.started, books.trained, books.ready) == (3, 1, 2)
+
+
 async def test_resuming_before_the_newest_checkpoint_is_refused_and_changes_nothing(
     agents: AdmissionLedger, trainer: TrainingLedger
 ) -> None:
