@@ -212,9 +212,7 @@ def test_disagreement_with_the_engine_stops_before_the_step(one_rank, model_path
 def run_on_two_ranks(model_path, settings, output, repository, free_port):
     """What tests/trainer/learning.py saves for each of `settings`."""
     script = repository / "tests" / "trainer" / "learning.py"
-    hosts = output.with_name("hosts")
-    hosts.write_text("localhost slots=2\n")
-    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--hostfile", str(hosts), "--master_port", str(free_port)]
+    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2", "--master_port", str(free_port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
     environment.pop("LOCAL_RANK", None)
     completed = subprocess.run(
@@ -267,6 +265,7 @@ def test_two_ranks_have_the_objective_of_one(one_rank, model_path, other_model_p
             "ppo_epochs": 2,
             "learning_rate": 1e-3,
             "correction": {"action": "mask", "level": "turn", "low": 0.6, "high": 1.5, "batch_normalise": True},
+            "kl": {"coefficient": 0.1, "estimator": "k2", "reference_path": str(other_model_path)},
             "deepspeed": {"zero_optimization": {"stage": 3}},
         },
     ]
