@@ -31,7 +31,7 @@ from torch import Tensor
 from shared.errors import ConfigurationError
 from trainer import ranks
 from trainer.random_state import RandomState
-from trainer.snapshots import SnapshotFile, snapshot
+from trainer.snapshots import Copier, SnapshotFile, snapshot
 
 STATE_FILE = "run_state.json"
 SPARE_BYTES = 2**18
@@ -205,11 +205,16 @@ class Checkpoints:
             components={name: component.state() for name, component in components.items()},
         )
         final = self._directory / _name(version)
+        copier = Copier()
         content = _Content(
             final=final,
-            files=[file for name, engine in engines.items() for file in snapshot(engine, _partial(final) / "deepspeed", tag=name)],
+            files=[
+                file
+                for name, engine in engines.items()
+                for file in snapshot(engine, _partial(final) / "deepspeed", tag=name, copier=copier)
+            ],
             random_state=RandomState.capture(),
-            weights=_weights(engines[POLICY].module),
+            weights=_weights(engines[POLICY].module, copier),
             state=state,
         )
         self._saving = self._writers.submit(self._write, content, engines[POLICY].module)
@@ -309,12 +314,12 @@ def _attempt(work: Callable[[], None]) -> str | None:
     return None
 
 
-def _weights(policy: Any) -> dict[str, Tensor]:
-    """A copy of its own for each tensor: ZeRO's parameters are slices of one, which safetensors refuses. A collective."""
+def _weights(policy: Any, copier: Copier) -> dict[str, Tensor]:
+    """What rank 0 exports: each tensor by itself, since ZeRO's are slices of one, which safetensors refuses. A collective."""
     weights = {}
     for name, weight in policy.named_weights():
         if ranks.rank() == 0:
-            weights[name] = weight.to("cpu", copy=True).contiguous()
+            weights[name] = copier.weight(weight)
     return weights
 
 

@@ -23,7 +23,7 @@ from shared.errors import ConfigurationError
 from trainer import ranks
 from trainer.aggregation import BatchSize, token_mean
 from trainer.attention import AttentionKind
-from trainer.guards import infected
+from trainer.guards import infectious
 from trainer.micro_batch import MicroBatch
 from trainer.model import chosen_attention, initialise, packed_hidden_states, set_attention
 from trainer.model_check import require_packable_layers
@@ -152,10 +152,8 @@ class Critic:
             values_BT = self.engine(rows.token_ids_BT, rows.is_sampled_BT)
             loss = value_loss(values_BT, targets, value_clip=self._value_clip)
             share = (token_mean(rows.loss_mask_BT, size, norm_tokens=None) * loss.per_token_BT).sum()
+            self.engine.backward(infectious(share, values_BT) * ranks.count(), scale_wrt_gas=False)
             sums.add(share, loss, targets, rows.loss_mask_BT)
-            if not share.isfinite():
-                share = infected(share, values_BT)
-            self.engine.backward(share * ranks.count(), scale_wrt_gas=False)
         self.engine.step()
         sums.grad_norm = float(self.engine.get_global_grad_norm())
 

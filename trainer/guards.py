@@ -47,9 +47,12 @@ class SkippedUpdates:
         self.in_a_row, self.total = state["in_a_row"], state["total"]
 
 
-def infected(loss: Tensor, logprobs_BT: Tensor) -> Tensor:
-    """`loss` with a gradient of NaN for every parameter: past the loss, whose clamps make 0 of the gradient of a NaN."""
-    return loss + torch.nan * logprobs_BT.sum()
+def infectious(loss: Tensor, outputs_BT: Tensor) -> Tensor:
+    """`loss`; if its value is not finite, with a gradient of NaN for every parameter, past the clamps that would make 0 of it.
+
+    Args: outputs_BT: of the model, what the loss was computed from.
+    """
+    return loss if loss.isfinite() else loss + torch.nan * outputs_BT.sum()
 
 
 def non_finite_rows(loss_BT: Tensor, entry_ids: Sequence[str]) -> Iterator[str]:

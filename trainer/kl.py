@@ -71,7 +71,7 @@ class KlController:
             self._coefficient = state["coefficient"]
 
     def observe(self, kl: float, *, num_sequences: int) -> None:
-        """Args: kl: nats a token, over the whole batch, before its first step. num_sequences: n, of the batch."""
+        """Args: kl: nats a token, of all ranks, before the update's first step. num_sequences: n, of the batch."""
         if self._settings.controller == "adaptive":
             error = min(MAX_ERROR, max(-MAX_ERROR, kl / self._settings.target - 1))
             self._coefficient *= 1 + error * num_sequences / self._settings.horizon

@@ -17,7 +17,7 @@ from shared.trajectory import Trajectory
 from trainer import ranks
 from trainer.batching import BatchPlan, StepPlan, by_step, entry_ids
 from trainer.critic import Critic, ValueMeasures, ValueSums
-from trainer.guards import SkippedStep, infected, non_finite_rows
+from trainer.guards import SkippedStep, infectious, non_finite_rows
 from trainer.kl import KlController
 from trainer.learning_rate import learning_rate
 from trainer.measures import Measures, MeasureSums
@@ -168,8 +168,7 @@ class Learner:
                 loss = loss_BT.sum()
                 if not loss.isfinite():
                     self._offending += non_finite_rows(loss_BT, each.entry_ids)
-                    loss = infected(loss, logprobs_BT)
-                self.engine.backward(loss * ranks.count(), scale_wrt_gas=False)
+                self.engine.backward(infectious(loss, logprobs_BT) * ranks.count(), scale_wrt_gas=False)
 
     def _learn_values(self, step: _Step) -> bool:
         """The critic's part of the step, if there is one. Returns whether it was taken."""

@@ -31,9 +31,10 @@ class Objective:
         self._aggregation = AGGREGATIONS[trainer.loss_agg_mode]
 
     def loss(self, logprobs_BT: Tensor, prepared: Prepared, *, version: int, batch: BatchSize, sums: MeasureSums) -> Tensor:
-        """This micro-batch's share of the loss of the whole batch, by token, [B, T]; what it measures goes to `sums`.
+        """This micro-batch's share of the loss of its step, by token, [B, T]; what it measures goes to `sums`.
 
         Args: logprobs_BT: log π_θ of the tokens that carry loss, with gradient. version: the one being trained.
+            batch: what the step is normalised by.
         """
         rows = prepared.rows
         inputs = loss_inputs(logprobs_BT, prepared, version)

@@ -39,14 +39,14 @@ class RolloutReader:
         limits: RecordLimits = NO_LIMITS,
     ) -> None:
         """Args: consumer: over a client that does not retry by itself. timeout_s: longest wait for one batch. min_trainable:
-        episodes of a group that must have a reward, or it has failed.
+        episodes of a group that must have a reward, or it has failed. limits: of a record that the model can be trained on.
         """
         self._consumer = consumer
         self._ledger = ledger
         self._rollout = rollout
         self._timeout_s = timeout_s
-        self._min_trainable = min_trainable
         self._limits = limits
+        self._min_trainable = min_trainable
         self._assembler = GroupAssembler()
         self._untrainable_in_a_row = 0
         self._must_reread = True
@@ -126,6 +126,7 @@ class RolloutReader:
             on_stale=self._rollout.on_stale,
             batch_groups=self._rollout.rollout_batch_size,
             min_trainable=self._min_trainable,
+            redundant_groups=self._rollout.redundant_groups,
         )
         if selection.stale:
             self._ledger.discard(selection.stale, DiscardReason.STALE, requeue=self._rollout.on_stale != "drop")

@@ -39,21 +39,23 @@ class SnapshotFile:
 class SnapshotEngine(TorchCheckpointEngine):  # type: ignore[misc] # DeepSpeed has no types.
     """Collects copies of what DeepSpeed saves, and touches no disk; loads as DeepSpeed does."""
 
-    def __init__(self) -> None:
+    def __init__(self, copier: "Copier") -> None:
         super().__init__()
+        self._copier = copier
         self.files: list[SnapshotFile] = []
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Folders are made when files are written: an error of one rank here would leave the others in a collective."""
 
     def save(self, state_dict: Any, path: str) -> None:
-        copier = _Copier()
-        self.files.append(SnapshotFile(Path(path), copier.copy(state_dict), copier.num_bytes))
+        before = self._copier.num_bytes
+        content = self._copier.copy(state_dict)
+        self.files.append(SnapshotFile(Path(path), content, self._copier.num_bytes - before))
 
 
-def snapshot(engine: Any, directory: Path, *, tag: str) -> list[SnapshotFile]:
+def snapshot(engine: Any, directory: Path, *, tag: str, copier: "Copier") -> list[SnapshotFile]:
     """This rank's files of a DeepSpeed checkpoint, in memory. A collective."""
-    collector = SnapshotEngine()
+    collector = SnapshotEngine(copier)
     engine.checkpoint_engine = collector
     # It would copy its conversion scripts into the folder at once; model/ is what they are for.
     engine._copy_recovery_script = lambda save_path: None
@@ -61,7 +63,7 @@ def snapshot(engine: Any, directory: Path, *, tag: str) -> list[SnapshotFile]:
     return collector.files
 
 
-class _Copier:
+class Copier:
     """Tensors into memory of their own, each once however often it is named; everything else by value."""
 
     def __init__(self) -> None:
@@ -78,9 +80,18 @@ class _Copier:
         return copy.deepcopy(value)
 
     def _copy_tensor(self, tensor: Tensor) -> Tensor:
-        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        key = _place(tensor)
         if key not in self._copies or tensor.numel() == 0:
             # The original is kept too, so that its address is nobody else's meanwhile.
             self._copies[key] = (tensor, tensor.detach().to("cpu", copy=True))
             self.num_bytes += tensor.numel() * tensor.element_size()
         return self._copies[key][1]
+
+    def weight(self, tensor: Tensor) -> Tensor:
+        """A contiguous copy, shared with what was copied before if that is the same memory; `tensor` may be a temporary one."""
+        known = self._copies.get(_place(tensor))
+        return (known[1] if known else tensor.detach().to("cpu", copy=True)).contiguous()
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())

@@ -23,6 +23,7 @@ from trainer.hub_client import HubClient
 from trainer.lead import Lead
 from trainer.learner import Learner
 from trainer.model import Policy, build_engine, fingerprint, load_policy, start_ranks
+from trainer.pipeline_watch import PipelineWatch
 from trainer.record_checks import RecordLimits, require_matching_tokenizer
 from trainer.redis_connection import impatient_client, patient_client
 from trainer.reference import load_reference
@@ -39,8 +40,8 @@ SLACK_S = 600.0
 def training(configuration: Configuration, stop: StopSignal) -> Iterator[TrainingLoop]:
     """This rank's training loop, ready to run; everything it opened is closed at the end."""
     trainer = configuration.trainer
-    min_trainable = _min_trainable(configuration)
     require_packages(trainer.trackers)
+    min_trainable = _min_trainable(configuration)
     start_ranks(timeout=_longest_silence(configuration))
     with ExitStack() as stack:
         stack.callback(torch.distributed.destroy_process_group)
@@ -67,16 +68,7 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
         lead = None
         if ranks.rank() == 0:
             lead = _lead(
-                configuration,
-                keys,
-                ledger,
-                policy,
-                engine.device,
-                stop,
-                stack,
-                resumed=resumed,
-                limits=limits,
-                min_trainable=min_trainable,
+                configuration, keys, ledger, policy, engine.device, stop, stack, min_trainable, resumed=resumed, limits=limits
             )
         yield TrainingLoop(
             configuration,
@@ -147,18 +139,19 @@ def _lead(
     device: torch.device,
     stop: StopSignal,
     stack: ExitStack,
+    min_trainable: int,
     *,
     resumed: RunState | None,
     limits: RecordLimits,
-    min_trainable: int,
 ) -> Lead:
     trainer = configuration.trainer
     directory = Path(configuration.run.directory)
     directory.mkdir(parents=True, exist_ok=True)
     tracker = stack.enter_context(open_trackers(configuration, version=resumed.version if resumed else 0))
     reading = stack.enter_context(impatient_client(configuration.redis.url))
+    hub = HubClient(configuration.inference_hub.address, timeout_s=trainer.weight_push.timeout_s, run_id=configuration.run.id)
     pusher = WeightPusher(
-        HubClient(configuration.inference_hub.address, timeout_s=trainer.weight_push.timeout_s, run_id=configuration.run.id),
+        hub,
         trainer.weight_push,
         dtype=getattr(torch, configuration.engines.dtype),
         device=device,
@@ -180,12 +173,15 @@ def _lead(
             ledger,
             configuration.rollout,
             timeout_s=trainer.generation_timeout_s,
-            min_trainable=min_trainable,
             limits=limits,
+            min_trainable=min_trainable,
         ),
         ledger=ledger,
         pusher=pusher,
         evaluations=evaluations,
+        pipeline=PipelineWatch(
+            configuration, usage=hub.usage, num_ranks=ranks.count(), publish=ledger.report_pipeline, note=tracker.note
+        ),
         tracker=tracker,
         stop=stop,
         cost=policy.sequence_cost(),

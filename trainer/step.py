@@ -73,6 +73,8 @@ class TrainingLoop:
             if not self._update():
                 break
         self._finish()
+        if self._lead:
+            self._lead.summarise()
 
     def _update(self) -> bool:
         """One update; False if there is none because training was asked to stop."""

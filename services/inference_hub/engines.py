@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 
 from services.inference_hub.engine_client import EngineClient, EngineTimeoutError
 from services.inference_hub.gate import Gate, Hold
+from services.inference_hub.usage import Limits, Usage
 from shared.keys import Keys
 
 INITIAL_EPOCH: Final = "initial"
@@ -88,6 +89,9 @@ class Engine:
     """Why it is not ready, as a sentence."""
     outstanding_tokens: int = 0
     num_outstanding_calls: int = 0
+    limits: Limits = field(default_factory=Limits)
+    """What it can run at the same time; more waits in it."""
+    usage: Usage = field(default_factory=Usage)
     num_failed_probes: int = 0
     has_answered: bool = False
     """It answered a call since the last probe."""
@@ -107,13 +111,19 @@ class Engine:
     def begin_call(self, cost_tokens: int) -> None:
         self.num_outstanding_calls += 1
         self.outstanding_tokens += cost_tokens
+        self._note_usage()
         self.idle.clear()
 
     def end_call(self, cost_tokens: int) -> None:
         self.num_outstanding_calls -= 1
         self.outstanding_tokens -= cost_tokens
+        self._note_usage()
         if not self.num_outstanding_calls:
             self.idle.set()
+
+    def _note_usage(self) -> None:
+        num_calls, num_tokens = self.num_outstanding_calls, self.outstanding_tokens
+        self.usage.calls(num_calls, self.limits.share_used(num_calls, num_tokens))
 
     def state(self, in_force: WeightsInForce) -> EngineState:
         if self.is_gone:
@@ -165,6 +175,8 @@ class EngineRegistry:
     def refresh(self) -> None:
         """Call after anything that can change an engine's state."""
         self.routable = tuple(engine for engine in self.by_id.values() if engine.state(self.in_force) is EngineState.READY)
+        for engine in self.by_id.values():
+            engine.usage.readiness(engine.state(self.in_force) is EngineState.READY)
         if self.routable:
             self._gate.release(Hold.NO_ENGINE)
         else:

@@ -88,5 +88,6 @@ def episode(
         reward=float(sample_index) if turn_rewards is None else sum(turn_rewards),
         turn_rewards=(float(sample_index),) if turn_rewards is None else tuple(turn_rewards),
         state_fingerprints=("",) * (1 if turn_rewards is None else len(turn_rewards)),
+        timings=Timings(1.0, 2.0, 4.0, 1.0),
         is_trainable=is_trainable,
     )

@@ -4,6 +4,7 @@ import json
 import signal
 
 import httpx
+import msgspec
 import pytest
 
 from shared.configuration import EvaluationSection
@@ -82,7 +83,7 @@ def test_before_the_first_update_every_second_and_after_the_last(evaluations):
 def test_sampled_and_greedy_are_recorded_and_transcripts_written(evaluations, notes, tmp_path):
     subject = evaluations()
     subject.run_if_due(0, StopSignal())
-    assert [(told.version, told.greedy, told.results) for told in notes.evaluations] == [
+    assert [(told.version, told.greedy, msgspec.to_builtins(told.results)) for told in notes.evaluations] == [
         (0, False, REPLY["results"]),
         (0, True, REPLY["results"]),
     ]

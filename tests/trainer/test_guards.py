@@ -11,11 +11,11 @@ import msgspec
 import pytest
 import torch
 
+from shared import trajectory as trajectories
 from shared.ledger import TrainingLedger
 from tests.trainer.learning import batch, learn, plan, section
-from tests.trainer.run_support import BATCH_GROUPS, GROUP_SIZE, finished, lines
-from trainer.guards import SkippedUpdates, infected
-from trainer.model import load_policy
+from tests.trainer.run_support import BATCH_GROUPS, GROUP_SIZE, finished, lines, working_agents
+from trainer.guards import SkippedUpdates, infectious
 
 
 def poisoned(rows, entry_id, value=math.nan):
@@ -76,8 +76,11 @@ def test_a_later_epochs_bad_step_leaves_the_earlier_ones(one_rank, model_path):
     before = state(learner)
     accumulate, calls = learner._accumulate, iter(range(9))
 
-    def accumulate_poison(plan, trajectories):
-        return accumulate(plan, trajectories if next(calls) == 0 else poisoned(rows, "e0"))
+    def accumulate_poison(plan, step, *, is_learning):
+        if next(calls) > 0:
+            for each in step.batches:
+                each.rows.behaviour_logprobs_BT[each.rows.loss_mask_BT] = math.nan
+        accumulate(plan, step, is_learning=is_learning)
 
     learner._accumulate = accumulate_poison
     learned = learner.learn(plan(rows, num_ranks=1, max_tokens=70, version=1), rows)
@@ -92,7 +95,7 @@ def test_a_loss_that_is_not_finite_infects_its_gradient_past_clamps():
     logprobs = torch.ones(1, 2, requires_grad=True)
     loss = (logprobs + torch.nan).clamp(-1, 1).sum()
     assert torch.autograd.grad(loss, logprobs, retain_graph=True)[0].tolist() == [[0.0, 0.0]]
-    assert torch.autograd.grad(infected(loss, logprobs), logprobs)[0].isnan().all()
+    assert torch.autograd.grad(infectious(loss, logprobs), logprobs)[0].isnan().all()
 
 
 def test_only_updates_in_a_row_are_too_many():
@@ -129,24 +132,26 @@ def test_a_poisoned_row_of_one_rank_makes_both_skip(model_path, tmp_path, reposi
     assert first == {"entry_ids": ["e3"], "is_unchanged": True, "learns_again": True}
 
 
+def with_enormous_reward(number, index, record):
+    return trajectories.encode(msgspec.structs.replace(record, reward=index * 1e39))
+
+
 @pytest.mark.stack
 @pytest.mark.timeout(240)
-def test_weights_that_are_not_finite_stop_two_ranks_with_the_trajectories_in_a_file(
-    start, run_file, agents, redis_client, keys, model_path, tmp_path, free_port
+def test_numbers_that_stay_too_large_stop_two_ranks_with_the_trajectories_in_a_file(
+    start, run_file, redis_url, redis_client, keys, free_port
 ):
-    policy = load_policy(model_path, section())
-    with torch.no_grad():
-        next(policy.parameters())[0] = math.nan
-    policy.causal_lm.save_pretrained(tmp_path / "poisoned")
-    status, _, errors = finished(
-        start(
-            run_file,
-            f"run.model_path={tmp_path / 'poisoned'}",
-            "trainer.num_processes=2",
-            "trainer.max_skipped_updates=2",
-            program=("-m", "trainer.launch", "--master-port", str(free_port)),
+    """Rewards that are finite, and whose advantages are not in float32."""
+    with working_agents(redis_url, keys, alter=with_enormous_reward):
+        status, _, errors = finished(
+            start(
+                run_file,
+                "trainer.advantage.scale_by_std=false",
+                "trainer.num_processes=2",
+                "trainer.max_skipped_updates=2",
+                program=("-m", "trainer.launch", "--master-port", str(free_port)),
+            )
         )
-    )
     assert status == 1
     assert "2 updates in a row had others (trainer.max_skipped_updates=2); the trajectories are in" in errors
     skipped = lines(run_file.parent / "skipped_updates.jsonl")

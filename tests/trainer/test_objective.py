@@ -1,5 +1,6 @@
 """The whole objective of a batch: TRL's numbers where TRL has the formula, and the same however the batch is cut."""
 
+import dataclasses
 import itertools
 import warnings
 from collections import defaultdict
@@ -18,7 +19,7 @@ from trainer.corrections import LEVELS
 from trainer.kl import KlController
 from trainer.losses import POLICY_LOSSES
 from trainer.measures import MeasureSums
-from trainer.objective import Objective
+from trainer.objective import Objective, loss_inputs
 from trainer.preparation import Prepared
 
 B, T, L = 4, 10, 16
@@ -208,6 +209,21 @@ def test_dropped_tokens_have_no_gradient_and_stay_in_the_mean(batch):
     assert whole != 0
     torch.testing.assert_close(masked, torch.where(is_kept, gradient, 0.0))
     assert measures.dropped_fraction == pytest.approx((~is_kept & batch.mask).sum().item() / batch.mask.sum().item())
+
+
+def test_a_penalty_in_the_reward_is_not_in_the_loss_and_is_still_measured(batch):
+    without, gradient, _ = batch.evaluate(section())
+    loss, with_penalty, measures = batch.evaluate(section(kl={"coefficient": 0.5, "place": "reward"}))
+    assert loss == without
+    assert torch.equal(gradient, with_penalty)
+    assert measures.kl_reference > 0
+
+
+def test_before_the_only_step_the_proximal_policy_is_the_one_in_the_loss_without_gradient(batch):
+    logprobs = batch.logprobs.clone().requires_grad_()
+    inputs = loss_inputs(logprobs, dataclasses.replace(batch.prepared(slice(0, B)), proximal_logprobs_BT=None), version=3)
+    assert torch.equal(inputs.proximal_logprobs_BT, logprobs)
+    assert not inputs.proximal_logprobs_BT.requires_grad
 
 
 def test_the_kl_penalty_also_holds_for_dropped_tokens(batch):

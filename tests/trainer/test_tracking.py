@@ -14,7 +14,7 @@ def test_lines_are_appended_and_read_back(tmp_path):
     assert lines.read() == []
     lines.append(METRICS)
     lines.append({"version": 4})
-    assert lines.read() == [msgspec.to_builtins(METRICS), {"version": 4}]
+    assert lines.read() == [msgspec.to_builtins(METRICS, str_keys=True), {"version": 4}]
 
 
 def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path):

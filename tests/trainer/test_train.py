@@ -63,6 +63,25 @@ def test_a_run_with_a_critic_is_stopped_and_goes_on_with_it(start, run_file, age
 
 @pytest.mark.stack
 @pytest.mark.timeout(240)
+def test_a_run_with_corrections_and_an_adaptive_kl_goes_on_with_its_coefficient(start, run_file, agents):
+    settings = (
+        "trainer.pg_variant=decoupled_ppo",
+        "trainer.ppo_epochs=2",
+        "trainer.correction={action: mask, level: geometric, low: 0.01, high: 100, batch_normalise: true}",
+        "trainer.kl={coefficient: 0.1, controller: adaptive, target: 100, horizon: 40}",
+    )
+    status, _, errors = finished(start(run_file, *settings, "trainer.num_updates=2"))
+    assert status == 0, errors
+    status, _, errors = finished(start(run_file, *settings, "trainer.num_updates=3"))
+    assert status == 0, errors
+    metrics = lines(run_file.parent / "metrics.jsonl")
+    factor = 1 - 0.2 * BATCH_GROUPS * GROUP_SIZE / 40
+    assert [line["kl_coefficient"] for line in metrics] == pytest.approx([0.1, 0.1 * factor, 0.1 * factor**2])
+    assert all(0 < line["kl_reference"] < 100 for line in metrics)
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(240)
 def test_a_run_of_two_ranks_leaves_metrics_lineage_and_checkpoints(start, run_file, agents, hub, redis_client, keys, free_port):
     deepspeed = (str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2", "--master_port", str(free_port))
     status, _, errors = finished(start(run_file, launcher=deepspeed))

@@ -9,7 +9,8 @@ from trainer.tracking import Evaluation, Tracker, UpdateMetrics
 
 MAX_WAITING: Final = 256
 """Lines that a slow tracker may be behind; what comes then is lost to it."""
-CLOSE_TIMEOUT_S: Final = 20.0
+CLOSE_TIMEOUT_S: Final = 60.0
+"""For what a tracker has still to send when training ends; a checkpoint is on disk by then."""
 
 Work = Callable[[Tracker], None]
 
@@ -65,9 +66,11 @@ class BackgroundTracker(GuardedTracker):
         """Lets it write what it has, for a while."""
         try:
             self._waiting.put(None, timeout=CLOSE_TIMEOUT_S)
+            self._thread.join(CLOSE_TIMEOUT_S)
         except queue.Full:
-            return
-        self._thread.join(CLOSE_TIMEOUT_S)
+            pass
+        if self._thread.is_alive():
+            self._count(f"it did not end within {CLOSE_TIMEOUT_S:g} s")
 
     def _do(self, work: Work) -> None:
         try:

@@ -16,7 +16,7 @@ def update_scalars(metrics: UpdateMetrics) -> dict[str, float]:
 def evaluation_scalars(evaluation: Evaluation) -> dict[str, float]:
     """`evaluation/{environment}/{greedy or sampled}/success_rate` and so on."""
     kind = "greedy" if evaluation.greedy else "sampled"
-    results = {environment: {kind: result} for environment, result in evaluation.results.items()}
+    results = {name: {kind: msgspec.to_builtins(result)} for name, result in evaluation.results.items()}
     return dict(_numbers("evaluation", results))
 
 

@@ -22,4 +22,4 @@ class TrackioTracker:
         self._run.log(evaluation_scalars(evaluation), step=evaluation.version)
 
     def close(self) -> None:
-        self._run.finish()  # type: ignore[no-untyped-call]
+        self._run.finish()

@@ -10,6 +10,8 @@ import pytest
 
 from shared.configuration import Configuration, RunSection
 from shared.errors import ConfigurationError
+from shared.evaluation import EpisodeStatistics
+from shared.trajectory import Outcome
 from tests.trainer.learning import section
 from tests.trainer.metrics import METRICS
 from trainer.trackers.guarded import MAX_WAITING, BackgroundTracker, GuardedTracker
@@ -19,7 +21,7 @@ from trainer.tracking import Evaluation
 
 LOG_BLOCK_BYTES, LOG_FULL, LOG_LAST = 32768, 1, 4
 EVALUATION = Evaluation(
-    version=3, greedy=True, results={"calculator": {"success_rate": 0.75, "outcomes": {"completed": 4}, "note": "x"}}, time=0.0
+    version=3, greedy=True, results={"calculator": EpisodeStatistics(4, 0.75, None, {Outcome.COMPLETED: 4})}, time=0.0
 )
 
 
@@ -42,6 +44,7 @@ def test_scalars_are_the_numbers_by_flat_names():
     assert scalars["train/discarded_groups/stale"] == 1.0
     assert "train/logprob_mismatch_max" not in scalars, "there was none"
     assert evaluation_scalars(EVALUATION) == {
+        "evaluation/calculator/greedy/episodes": 4.0,
         "evaluation/calculator/greedy/success_rate": 0.75,
         "evaluation/calculator/greedy/outcomes/completed": 4.0,
     }
@@ -49,7 +52,9 @@ def test_scalars_are_the_numbers_by_flat_names():
 
 def test_jsonl_is_the_whole_update(tmp_path):
     assert tell(configuration(tmp_path, "jsonl")).failures == 0
-    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [msgspec.to_builtins(METRICS)]
+    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
+        msgspec.to_builtins(METRICS, str_keys=True)
+    ]
 
 
 def test_tensorboards_own_reader_finds_every_scalar_at_its_version(tmp_path):
@@ -159,6 +164,17 @@ def test_a_tracker_that_hangs_holds_nobody_up_and_what_it_misses_is_counted():
     assert "slower than training" in notices[0]
     may_go_on.set()
     tracker.close()
+
+
+def test_a_tracker_that_does_not_end_is_left_behind_in_words(monkeypatch):
+    monkeypatch.setattr("trainer.trackers.guarded.CLOSE_TIMEOUT_S", 0.01)
+    may_end = threading.Event()
+    notices = []
+    tracker = BackgroundTracker("slow", lambda: may_end.wait(60), notice=notices.append)
+    tracker.update(METRICS)
+    tracker.close()
+    assert "it did not end within 0.01 s" in notices[0]
+    may_end.set()
 
 
 def test_a_full_disk_is_a_failure_of_the_tracker_alone(tmp_path, capsys):
