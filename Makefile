@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-compose lint format lock bench-hub bench-async bench-trainer bench-learning clean
+.PHONY: help install demo test test-compose lint format lock bench-hub bench-async bench-learning bench-trainer clean
 
 VENV := .venv
 BIN := $(VENV)/bin

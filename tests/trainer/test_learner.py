@@ -212,9 +212,7 @@ def test_disagreement_with_the_engine_stops_before_the_step(one_rank, model_path
 def run_on_two_ranks(model_path, settings, output, repository, free_port):
     """What tests/trainer/learning.py saves for each of `settings`."""
     script = repository / "tests" / "trainer" / "learning.py"
-    hosts = output.with_name("hosts")
-    hosts.write_text("localhost slots=2\n")
-    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--hostfile", str(hosts), "--master_port", str(free_port)]
+    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2", "--master_port", str(free_port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
     environment.pop("LOCAL_RANK", None)
     completed = subprocess.run(
