@@ -9,6 +9,7 @@ from msgspec import structs
 from torch import Tensor
 
 from shared.configuration import TrainerSection
+from shared.errors import ConfigurationError
 from trainer.micro_batch import MicroBatch
 from trainer.model import Policy, load_policy
 
@@ -21,6 +22,11 @@ def load_reference(trainer: TrainerSection, *, model_path: Path, device: torch.d
     if not trainer.kl.is_used:
         return None
     path = Path(trainer.kl.reference_path) if trainer.kl.reference_path else model_path
+    if not (path / "config.json").is_file():
+        raise ConfigurationError(
+            f"trainer.kl.reference_path must be a directory with a Hugging Face model, got {str(path)!r} without config.json; give "
+            "the directory of a downloaded model, or leave it out for the model that the run started from"
+        )
     return ReferencePolicy(
         load_policy(path, structs.replace(trainer, lora=None)), device=device, is_offloaded=trainer.kl.offload_reference
     )

@@ -265,6 +265,7 @@ def test_two_ranks_have_the_objective_of_one(one_rank, model_path, other_model_p
             "ppo_epochs": 2,
             "learning_rate": 1e-3,
             "correction": {"action": "mask", "level": "turn", "low": 0.6, "high": 1.5, "batch_normalise": True},
+            "kl": {"coefficient": 0.1, "estimator": "k2", "reference_path": str(other_model_path)},
             "deepspeed": {"zero_optimization": {"stage": 3}},
         },
     ]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from shared.errors import ConfigurationError
 from tests.trainer.learning import batch, plan, section
 from trainer.corrections import correct
 from trainer.kl import KlController
@@ -58,6 +59,14 @@ def test_a_penalty_in_the_loss_leaves_rewards_alone(prepare, other_model_path):
     prepared, _, _ = prepare(kl={"coefficient": 0.3, "reference_path": str(other_model_path)})
     assert all(each.reward_penalties_BT is None and each.proximal_logprobs_BT is None for each in prepared)
     assert all(each.reference_logprobs_BT is not None for each in prepared)
+
+
+def test_a_reference_that_is_no_model_is_refused(tmp_path):
+    trainer = section(kl={"coefficient": 0.1, "reference_path": str(tmp_path / "nowhere")})
+    with pytest.raises(
+        ConfigurationError, match=r"trainer.kl.reference_path must be a directory .* got '.*nowhere' without config"
+    ):
+        load_reference(trainer, model_path=tmp_path, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("max_tokens", [70, 10_000])
