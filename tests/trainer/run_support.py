@@ -124,8 +124,9 @@ class InstantAgents(threading.Thread):
                     continue
                 self.version_by_group[group.group_id] = group.admitted_version
                 for index in range(GROUP_SIZE):
-                    record = self._alter(self._num_groups, index, self._episode(group, index))
-                    await ledger._run("finish", group.group_id, index, record, "", "")
+                    episode = self._episode(group, index)
+                    record = self._alter(self._num_groups, index, episode)
+                    await ledger._run("finish", group.group_id, index, record, "", "", episode.num_sampled_tokens)
                 self._num_groups += 1
 
     def _episode(self, group, index):
