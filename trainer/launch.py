@@ -5,6 +5,7 @@ the signal to say. The exit status is 0 when every rank's is. `deepspeed` itself
 starts on each node kills its ranks 30 s after SIGTERM and exits with 1 even if they have stopped cleanly.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -72,19 +73,21 @@ class RankProcesses:
 
     def wait(self) -> int:
         """Their exit status: 0, or that of the first to fail, as a shell tells it."""
-        deadline = None
-        failed: int | None = None
-        while any(process.poll() is None for process in self._processes):
-            if failed is None:
-                failed = next((process.returncode for process in self._processes if process.returncode), None)
-                if failed is not None:
-                    deadline = time.monotonic() + ABORT_S
-                    self.send(signal.SIGTERM)
-            if deadline is not None and time.monotonic() > deadline:
+        failed, deadline = 0, math.inf
+        while True:
+            statuses = self._poll()
+            if not failed and (failed := next(filter(None, statuses), 0)):
+                deadline = time.monotonic() + ABORT_S
+                self.send(signal.SIGTERM)
+            if None not in statuses:
+                return failed if failed >= 0 else 128 - failed
+            if time.monotonic() > deadline:
                 self.send(signal.SIGKILL)
             time.sleep(POLL_S)
-        status = failed or next((process.returncode for process in self._processes if process.returncode), 0)
-        return status if status >= 0 else 128 - status
+
+    def _poll(self) -> list[int | None]:
+        """Of every rank: one that runs must not hide another that has failed."""
+        return [process.poll() for process in self._processes]
 
 
 def main() -> int:

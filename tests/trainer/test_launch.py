@@ -40,10 +40,10 @@ def test_each_rank_knows_its_place():
 
 
 WAIT_FOR_SIGTERM = """
-import signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(STATUS))
-print("ready", flush=True)
-signal.pause()
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+while True:
+    time.sleep(0.05)
 """
 
 
@@ -52,8 +52,7 @@ def python(source: str) -> list[str]:
 
 
 def test_a_rank_that_fails_ends_the_others_and_its_status_is_the_launchers():
-    waiting = WAIT_FOR_SIGTERM.replace("STATUS", "0")
-    ranks = RankProcesses([python(waiting), python("raise SystemExit(3)")], [{}, {}])
+    ranks = RankProcesses([python(WAIT_FOR_SIGTERM), python("raise SystemExit(3)")], [{}, {}])
     assert ranks.wait() == 3
 
 
