@@ -16,12 +16,11 @@ import msgspec
 from msgspec import Meta
 
 from shared import redis_address, strict_yaml
-from shared.environment_spec import EnvironmentSpec, PositiveFloat, PositiveInt
+from shared.environment_spec import EnvironmentSpec, NonNegativeInt, PositiveFloat, PositiveInt
 from shared.errors import ConfigurationError
 from shared.names import Name
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
-NonNegativeInt = Annotated[int, Meta(ge=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 
 ADDRESS_VARIABLES: Mapping[str, str] = {
