@@ -146,7 +146,7 @@ async def test_an_episode_of_a_discarded_group_leaves_no_entry(agents: Admission
 async def test_tokens_that_nobody_trains_are_counted_by_reason(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
     groups = [await admit_and_finish(agents, f"g{index}") for index in range(3)]
     each = finished_episode(groups[0], 0).num_sampled_tokens
-    assert each > 0
+    assert each == NUM_TOKENS
     assert (await agents.books()).discarded_tokens == {}
     trainer.discard(["g0"], DiscardReason.STALE, requeue=True)
     trainer.publish(1, ["g1", "g2"])
@@ -156,8 +156,12 @@ async def test_tokens_that_nobody_trains_are_counted_by_reason(agents: Admission
     assert filtered is not None
     for sample_index in range(GROUP_SIZE):
         await agents.finish(finished_episode(filtered, sample_index), verdict="zero_variance")
+    early = await admit(agents, "g4")
+    assert early is not None
+    assert await agents.finish(finished_episode(early, 0), num_needed=1) is Receipt.RECORDED
+    assert await agents.finish(finished_episode(early, 1)) is Receipt.SURPLUS
     await agents.waste({"surplus": 7, "stale": 5})
-    expected = {"stale": GROUP_SIZE * each + 5, "gone": each, "filtered:zero_variance": GROUP_SIZE * each, "surplus": 7}
+    expected = {"stale": GROUP_SIZE * each + 5, "gone": each, "filtered:zero_variance": GROUP_SIZE * each, "surplus": each + 7}
     assert (await agents.books()).discarded_tokens == expected
 
 
