@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
@@ -17,6 +18,8 @@ from shared.ledger import AdmissionLedger, DiscardReason, GroupRecord, Receipt, 
 from tests.shared.episodes import finished_episode
 
 GROUP_SIZE = 2
+NUM_TOKENS = 2
+"""Sampled in each finished episode."""
 LONG_MS = 60_000
 EXPIRED_MS = 0
 
@@ -143,7 +146,7 @@ async def test_an_episode_of_a_discarded_group_leaves_no_entry(agents: Admission
 async def test_tokens_that_nobody_trains_are_counted_by_reason(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
     groups = [await admit_and_finish(agents, f"g{index}") for index in range(3)]
     each = finished_episode(groups[0], 0).num_sampled_tokens
-    assert each > 0
+    assert each == NUM_TOKENS
     assert (await agents.books()).discarded_tokens == {}
     trainer.discard(["g0"], DiscardReason.STALE, requeue=True)
     trainer.publish(1, ["g1", "g2"])
@@ -153,8 +156,12 @@ async def test_tokens_that_nobody_trains_are_counted_by_reason(agents: Admission
     assert filtered is not None
     for sample_index in range(GROUP_SIZE):
         await agents.finish(finished_episode(filtered, sample_index), verdict="zero_variance")
+    early = await admit(agents, "g4")
+    assert early is not None
+    assert await agents.finish(finished_episode(early, 0), num_needed=1) is Receipt.RECORDED
+    assert await agents.finish(finished_episode(early, 1)) is Receipt.SURPLUS
     await agents.waste({"surplus": 7, "stale": 5})
-    expected = {"stale": GROUP_SIZE * each + 5, "gone": each, "filtered:zero_variance": GROUP_SIZE * each, "surplus": 7}
+    expected = {"stale": GROUP_SIZE * each + 5, "gone": each, "filtered:zero_variance": GROUP_SIZE * each, "surplus": each + 7}
     assert (await agents.books()).discarded_tokens == expected
 
 
@@ -334,6 +341,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.synchronous_until = 0
         self.is_held = False
         self.discarded = 0
+        self.wasted_episodes: Counter[str] = Counter()
+        """By reason: finished, and never to be trained."""
 
     @initialize(ratio=st.sampled_from([0.0, 0.5, 1.0, 2.5]), batch_groups=st.integers(1, 3), redundant=st.integers(0, 2))
     def configure(self, ratio: float, batch_groups: int, redundant: int) -> None:
@@ -396,11 +405,13 @@ class LedgerMachine(RuleBasedStateMachine):
         group_id = data.draw(st.sampled_from(self.ready))
         receipt = self.loop.run(self.agents.finish(finished_episode(self.records[group_id], index)))
         assert receipt in (Receipt.SURPLUS, Receipt.DUPLICATE)
+        self.wasted_episodes["surplus"] += receipt is Receipt.SURPLUS
 
     def _complete(self, group_id: str, verdict: str) -> None:
         num_episodes = GROUP_SIZE - len(self.missing.pop(group_id))
         if verdict:
             self.discarded += 1
+            self.wasted_episodes[f"filtered:{verdict}"] += num_episodes
         else:
             self.entries[group_id] = num_episodes
             self.ready.append(group_id)
@@ -447,7 +458,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def discard(self, data: st.DataObject, requeue: bool) -> None:
         group_id = data.draw(st.sampled_from(sorted(self.missing) + self.ready))
         assert self.trainer.discard([group_id, "unknown"], DiscardReason.STALE, requeue=requeue) == 1
-        self.missing.pop(group_id, None)
+        missing = self.missing.pop(group_id, None)
+        self.wasted_episodes["stale"] += self.entries[group_id] if missing is None else GROUP_SIZE - len(missing)
         self.ready = [other for other in self.ready if other != group_id]
         self.discarded += 1
 
@@ -468,6 +480,7 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         assert (books.trained, books.unsaved) == (len(self.trained_at) + len(self.saved), len(self.trained_at))
         assert sum(books.discarded.values()) == self.discarded
+        assert books.discarded_tokens == {reason: NUM_TOKENS * count for reason, count in self.wasted_episodes.items() if count}
 
     @invariant()
     def trainer_sees_what_is_live(self) -> None:
