@@ -360,13 +360,25 @@ class LedgerMachine(RuleBasedStateMachine):
         self.synchronous_until = self.version + num_updates
         self.trainer.make_synchronous(self.synchronous_until)
 
-    @rule(is_held=st.booleans())
+    @rule(is_held=st.sampled_from([False, False, True]))
     def hold(self, is_held: bool) -> None:
         self.is_held = is_held
         self.loop.run(self.agents.hold("evaluation", lease_ms=LONG_MS if is_held else 0))
 
     @rule(lease_ms=st.sampled_from([EXPIRED_MS, LONG_MS]))
     def admit(self, lease_ms: int) -> None:
+        self._admit(lease_ms)
+
+    @rule(num_groups=st.integers(1, 4))
+    def play(self, num_groups: int) -> None:
+        """Groups that nothing happens to: without them few interleavings get as far as an update."""
+        for _ in range(num_groups):
+            if (group_id := self._admit(LONG_MS)) is not None:
+                for index in range(GROUP_SIZE):
+                    self._finish(group_id, index, num_needed=None, verdict="")
+
+    def _admit(self, lease_ms: int) -> str | None:
+        """The admitted group's id, exactly if there was a place."""
         group_id = f"g{len(self.records)}"
         group = self.loop.run(admit(self.agents, group_id, lease_ms=lease_ms))
         ratio = 0.0 if self.version < self.synchronous_until else self.ratio
@@ -376,12 +388,15 @@ class LedgerMachine(RuleBasedStateMachine):
         assert (group is not None) == (alive < places and not self.is_held)
         if group is not None:
             self.records[group_id], self.missing[group_id] = group, set(range(GROUP_SIZE))
+        return None if group is None else group_id
 
     @precondition(lambda self: self.missing)
     @rule(data=st.data(), index=st.integers(0, GROUP_SIZE - 1), verdict=st.sampled_from(["", "", "zero_variance"]))
     def finish(self, data: st.DataObject, index: int, verdict: str) -> None:
         group_id = data.draw(st.sampled_from(sorted(self.missing)))
-        num_needed = data.draw(st.sampled_from([None, 1]))
+        self._finish(group_id, index, num_needed=data.draw(st.sampled_from([None, 1])), verdict=verdict)
+
+    def _finish(self, group_id: str, index: int, *, num_needed: int | None, verdict: str) -> None:
         episode = finished_episode(self.records[group_id], index)
         receipt = self.loop.run(self.agents.finish(episode, num_needed=num_needed, verdict=verdict))
         assert receipt is (Receipt.RECORDED if index in self.missing[group_id] else Receipt.DUPLICATE)
@@ -421,6 +436,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def sample(self, data: st.DataObject) -> None:
         self.loop.run(self.agents.sampling(data.draw(st.sampled_from(sorted(self.missing)))))
 
+    @precondition(lambda self: self.missing)
     @rule()
     def adopt(self) -> None:
         adopted = self.loop.run(self.agents.adopt(owner="survivor", lease_ms=EXPIRED_MS))
@@ -437,6 +453,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ready = [group_id for group_id in self.ready if group_id not in batch]
         self.trained_at |= dict.fromkeys(batch, self.version)
 
+    @precondition(lambda self: self.trained_at)
     @rule(is_acknowledged=st.booleans())
     def save_checkpoint(self, is_acknowledged: bool) -> None:
         """The trainer may be killed between the checkpoint and its acknowledgement."""
@@ -445,6 +462,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.trainer.acknowledge(self.version)
             self._settle()
 
+    @precondition(lambda self: self.version)
     @rule()
     def crash_and_resume(self) -> None:
         lost = [group_id for group_id, version in self.trained_at.items() if version > self.saved_version]
