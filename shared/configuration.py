@@ -242,8 +242,11 @@ class TrainerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """DeepSpeed's own settings, inline or the path of its JSON; passed through."""
     generation_timeout_s: PositiveFloat = 1800.0
     """Longest wait for one batch before training stops with the reason."""
-    trackers: tuple[Literal["console", "jsonl", "tensorboard", "wandb", "trackio"], ...] = ("console", "jsonl")
+    trackers: tuple[Literal["console", "jsonl", "prometheus", "tensorboard", "wandb", "trackio"], ...] = ("console", "jsonl")
     """Who is told every update. jsonl is metrics.jsonl, which `headrace demo` and the benchmarks read."""
+    prometheus_host: str = "127.0.0.1"
+    prometheus_port: Port = 8802
+    """Where the tracker `prometheus` answers GET /metrics."""
     tracker_project: str = "headrace"
     """Of W&B and Trackio; the run's name there is run.id."""
     weight_push: WeightPushSection = WeightPushSection()

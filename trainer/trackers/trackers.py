@@ -16,6 +16,7 @@ from trainer.trackers.guarded import BackgroundTracker, GuardedTracker
 from trainer.tracking import Evaluation, Tracker, UpdateMetrics
 
 PACKAGE_BY_TRACKER: Mapping[str, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
+"""Those of packages that a plain installation lacks."""
 
 
 class Trackers:
@@ -108,4 +109,9 @@ def _openers(configuration: Configuration, version: int) -> dict[str, Callable[[
 
         return TrackioTracker(project=project, run_id=run_id, configuration=settings)
 
-    return {"jsonl": jsonl, "tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
+    def prometheus() -> Tracker:
+        from trainer.trackers.prometheus import PrometheusTracker
+
+        return PrometheusTracker(host=configuration.trainer.prometheus_host, port=configuration.trainer.prometheus_port)
+
+    return {"jsonl": jsonl, "prometheus": prometheus, "tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}

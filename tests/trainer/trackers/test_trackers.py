@@ -4,9 +4,12 @@ import json
 import struct
 import sys
 import threading
+import urllib.error
+import urllib.request
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from shared.configuration import Configuration, RunSection
 from shared.errors import ConfigurationError
@@ -15,6 +18,7 @@ from shared.trajectory import Outcome
 from tests.trainer.learning import section
 from tests.trainer.metrics import METRICS
 from trainer.trackers.guarded import MAX_WAITING, BackgroundTracker, GuardedTracker
+from trainer.trackers.prometheus import PrometheusTracker
 from trainer.trackers.scalars import evaluation_scalars, update_scalars
 from trainer.trackers.trackers import open_trackers, require_packages
 from trainer.tracking import Evaluation
@@ -55,6 +59,21 @@ def test_jsonl_is_the_whole_update(tmp_path):
     assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
         msgspec.to_builtins(METRICS, str_keys=True)
     ]
+
+
+def test_prometheus_scrapes_every_scalar_until_the_run_ends():
+    tracker = PrometheusTracker(host="127.0.0.1", port=0)
+    tracker.update(METRICS)
+    tracker.evaluation(EVALUATION)
+    url = f"http://127.0.0.1:{tracker.port}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+    scraped = {sample.labels["metric"]: sample.value for sample in families["headrace_trainer"].samples}
+    assert scraped == pytest.approx({**update_scalars(METRICS), **evaluation_scalars(EVALUATION)})
+    assert families["headrace_trainer_version"].samples[0].value == METRICS.version
+    tracker.close()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url, timeout=10)
 
 
 def test_tensorboards_own_reader_finds_every_scalar_at_its_version(tmp_path):
