@@ -141,8 +141,8 @@ def measure_checkpoint(folder: Path) -> dict[str, float]:
         resumed = resuming.wait()
         resume_s = time.monotonic() - started
     print(
-        f"checkpoint: training stands still for {saved['block_s']:.2f} s ({saved['block_cpu_s']:.2f} s of CPU), it is "
-        f"durable after {saved['durable_s']:.1f} s; a new process has it after {resume_s:.1f} s ({resumed['cpu_s']:.1f} s of CPU)",
+        f"checkpoint: training stands still for {saved['block_s']:.2f} s ({saved['block_cpu_s']:.2f} s of CPU), it is durable "
+        f"after {saved['durable_s']:.1f} s; a new process has it after {resume_s:.1f} s ({resumed['cpu_s']:.1f} s of CPU)",
         flush=True,
     )
     return {"block_s": saved["block_s"], "durable_s": saved["durable_s"], "resume_s": resume_s}
