@@ -118,6 +118,7 @@ class Hub:
     def watch_all(self) -> None:
         """Starts the background work: probes, discovery, the deadline of weight updates, and the measure of the loop's lag."""
         self._tasks.create_task(watch_loop_lag(self.metrics.loop_lag.observe))
+        self._tasks.create_task(self.generate.watch())
         self._tasks.create_task(self.updates.watch())
         self._tasks.create_task(self._discovery.watch())
         for engine in self.registry.by_id.values():

@@ -6,14 +6,16 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from functools import partial
+from typing import Final, cast
 
 import redis.asyncio
 import uvicorn
 import uvloop
 
 from services.inference_hub.application import Application
-from services.inference_hub.hub import open_hub
+from services.inference_hub.caller_connection import CallerConnection
+from services.inference_hub.hub import Hub, open_hub
 from shared.configuration import Configuration
 from shared.errors import ConfigurationError
 from shared.redis_address import connection_url
@@ -42,6 +44,19 @@ def run(configuration: Configuration) -> None:
     uvloop.run(_serve(configuration))
 
 
+def server_settings(hub: Hub, *, stop_timeout_s: int) -> uvicorn.Config:
+    """uvicorn's settings to serve `hub`, with generate calls on a way of their own."""
+    return uvicorn.Config(
+        Application(hub),
+        http=cast(type[asyncio.Protocol], partial(CallerConnection, hub.generate)),
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        proxy_headers=False,
+        timeout_graceful_shutdown=stop_timeout_s,
+    )
+
+
 async def _serve(configuration: Configuration) -> None:
     listener = _listen(configuration)
     store = redis.asyncio.Redis.from_url(
@@ -50,11 +65,8 @@ async def _serve(configuration: Configuration) -> None:
     async with store:
         await require_usable_async(store, configuration.redis)
         async with open_hub(configuration, store) as hub:
-            settings = uvicorn.Config(
-                Application(hub), lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=STOP_TIMEOUT_S
-            )
             logging.getLogger(__name__).info("serving on %s", configuration.inference_hub.address)
-            await _Server(settings).serve(sockets=[listener])
+            await _Server(server_settings(hub, stop_timeout_s=STOP_TIMEOUT_S)).serve(sockets=[listener])
 
 
 def _listen(configuration: Configuration) -> socket.socket:

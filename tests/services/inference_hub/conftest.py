@@ -14,8 +14,8 @@ import redis.asyncio
 import uvicorn
 from aiohttp import web
 
-from services.inference_hub.application import Application
 from services.inference_hub.hub import Hub, open_hub
+from services.inference_hub.server import server_settings
 from shared.configuration import Configuration, EnginesSection, InferenceHubSection, RunSection, TrainerSection
 from shared.keys import Keys
 
@@ -260,16 +260,16 @@ def serve_hub(redis_url: str, keys: Keys) -> Callable[..., Any]:
 
     @asynccontextmanager
     async def serve(*urls: str, discovery: tuple[str, ...] = (), **section: Any) -> AsyncIterator[Served]:
-        settings = {"probe_interval_s": 0.05, "generate_timeout_s": 30.0, "weight_update_timeout_s": 20.0} | section
+        section = {"probe_interval_s": 0.05, "generate_timeout_s": 30.0, "weight_update_timeout_s": 20.0} | section
         configuration = Configuration(
             run=RunSection(id=keys.run_id, directory="unused", model_path="unused"),
             engines=EnginesSection(urls=urls, discovery=discovery),
-            inference_hub=InferenceHubSection(**settings),
+            inference_hub=InferenceHubSection(**section),
             trainer=TrainerSection(num_updates=1),
         )
         listener = socket.create_server(("127.0.0.1", 0))
         async with redis.asyncio.Redis.from_url(redis_url) as store, open_hub(configuration, store) as hub:
-            server = uvicorn.Server(uvicorn.Config(Application(hub), lifespan="off", log_config=None, timeout_graceful_shutdown=1))
+            server = uvicorn.Server(server_settings(hub, stop_timeout_s=1))
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             async with aiohttp.ClientSession() as http:
                 yield Served(hub, f"http://127.0.0.1:{listener.getsockname()[1]}", http)

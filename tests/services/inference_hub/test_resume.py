@@ -45,7 +45,7 @@ def test_the_hub_sets_what_the_trainer_needs():
 
 
 def test_namespaces_of_different_lineages_differ():
-    assert len({cache_namespace("a", 1, None), cache_namespace("b", 1, None), cache_namespace("a", 2, None)}) == 3
+    assert len({cache_namespace("a", 1), cache_namespace("b", 1), cache_namespace("a", 2)}) == 3
 
 
 def test_an_aborted_call_goes_on_where_it_stopped():
@@ -213,3 +213,20 @@ def test_whatever_happens_a_call_is_answered_once_with_exactly_its_tokens(histor
     spans = answer["meta_info"]["weight_versions"]
     assert [int(span["version"]) for span in spans for _ in range(span["start"], span["end"])] == versions
     assert [span["start"] for span in spans] == [0, *(span["end"] for span in spans[:-1])]
+
+
+@given(
+    st.lists(st.integers(0, 2**31), min_size=1, max_size=20),
+    st.sampled_from([None, True, False]),
+    st.sampled_from([None, "mine"]),
+    st.sampled_from(["", " ", "\n"]),
+)
+def test_an_attempt_is_the_callers_request_with_the_hubs_fields(prompt, return_logprob, key, space):
+    given_fields = {"input_ids": prompt, "custom": {"a": [1, {}]}, "sampling_params": {"max_new_tokens": 3}}
+    given_fields |= {} if return_logprob is None else {"return_logprob": return_logprob}
+    given_fields |= {} if key is None else {"extra_key": key}
+    body = msgspec.json.format(msgspec.json.encode(given_fields), indent=len(space)) + space.encode()
+    this = Call(parse_request(body), max_attempts=1)
+    assert this.cost_tokens == len(prompt) + 3
+    hub_fields = {"rid": "r" * 32, "return_logprob": True, "extra_key": "e1:2" if key is None else f"e1:2:{key}"}
+    assert begin(this) == given_fields | hub_fields
