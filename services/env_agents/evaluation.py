@@ -108,7 +108,9 @@ class Evaluator:
         )
         loaded = environment.loaded
         async with environment.slots:
-            return await self._agent.run(loaded.create, loaded.spec, task, identity, reward=loaded.reward, is_greedy=request.greedy)
+            return await self._agent.run(
+                loaded.create, loaded.spec, task, identity, reward=loaded.reward, is_greedy=request.greedy, is_validation=True
+            )
 
     def _transcript(self, trajectory: Trajectory) -> Transcript:
         text = transcript(trajectory, self._decode)

@@ -15,6 +15,7 @@ from services.inference_hub.engine_connection import (
     LostConnectionError,
     StaleConnectionError,
 )
+from services.inference_hub.limits import EngineLoad
 from shared.errors import EngineError
 from shared.versions import version_of_label
 
@@ -52,6 +53,12 @@ class ServerInfo(msgspec.Struct, frozen=True):
     tp_size: int = 1
     dp_size: int = 1
     disable_overlap_schedule: bool = False
+
+
+class _Loads(msgspec.Struct, frozen=True):
+    """`GET /v1/loads`: one for each scheduler, which is one."""
+
+    loads: list[EngineLoad] = []
 
 
 class EngineClient:
@@ -95,6 +102,11 @@ class EngineClient:
 
     async def server_info(self, *, timeout_s: float) -> ServerInfo:
         return await self._get("server_info", ServerInfo, timeout_s)
+
+    async def load(self, *, timeout_s: float) -> EngineLoad:
+        """What its scheduler runs and queues; nothing known of an engine that does not say. Raises: EngineError."""
+        loads = (await self._get("v1/loads", _Loads, timeout_s)).loads
+        return loads[0] if loads else EngineLoad()
 
     async def is_ready(self, *, timeout_s: float) -> bool:
         """False while it starts or is paused."""

@@ -35,6 +35,12 @@ class Metrics:
             buckets=CALL_BUCKETS_S,
             registry=into,
         )
+        self.queue_seconds = Histogram(
+            "headrace_hub_queue_seconds",
+            "Time a generate call waited for a place in an engine, in seconds; calls that found one at once are not counted.",
+            buckets=CALL_BUCKETS_S,
+            registry=into,
+        )
         self.output_tokens = Counter("headrace_hub_output_tokens", "Tokens in answers to callers.", registry=into)
         self.resumed_tokens = Counter(
             "headrace_hub_resumed_tokens",

@@ -30,9 +30,10 @@ TokenId = Annotated[int, Meta(ge=0)]
 class RefusedError(Exception):
     """A request the hub answers itself, with a 4xx status and a sentence."""
 
-    def __init__(self, status: int, sentence: str) -> None:
+    def __init__(self, status: int, sentence: str, *, headers: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(sentence)
         self.status = status
+        self.headers = headers
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -42,6 +43,10 @@ class Reply(msgspec.Struct, frozen=True):
     body: bytes
     num_tokens: int = 0
     """Output tokens in a 200."""
+    cached_tokens: int = 0
+    """Of the prompt, found in the engine's cache."""
+    num_retractions: int = 0
+    """How often the engine took its KV cache away for another request's sake."""
     headers: tuple[tuple[str, str], ...] = ()
     """Beyond content type and length."""
 
@@ -163,6 +168,10 @@ class Call:
         return len(self._received_ids)
 
     @property
+    def prompt_tokens(self) -> int:
+        return self._request.num_prompt_tokens
+
+    @property
     def cost_tokens(self) -> int:
         """Upper bound of the tokens an engine has to prefill and sample for the next attempt."""
         max_new_tokens = self._request.max_new_tokens
@@ -206,7 +215,8 @@ class Call:
             return self.failed(engine_id, f"engine {engine_id} answered something that is no SGLang answer: {error}")
         must_date_back = has_early_labels and head.is_mixed
         if not (head.is_partial or self._parts or must_date_back):
-            return Reply(status, body, head.meta_info.completion_tokens)
+            meta_info = head.meta_info
+            return Reply(status, body, meta_info.completion_tokens, meta_info.cached_tokens, meta_info.num_retractions)
         answer = msgspec.json.decode(body)
         if must_date_back:
             answer = answers.date_back(answer)
@@ -262,8 +272,8 @@ def body_too_large() -> Reply:
     )
 
 
-def error_reply(status: int, sentence: str) -> Reply:
-    return Reply(status, msgspec.json.encode({"detail": sentence}))
+def error_reply(status: int, sentence: str, *, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
+    return Reply(status, msgspec.json.encode({"detail": sentence}), headers=headers)
 
 
 def _remaining(sampling: Mapping[str, Any], num_received: int) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class FakeEngine:
         self.url = ""
         self.version = "0.5.23"
         self.label = "0"
+        self.max_running_requests = 0
         self.is_paused = False
         self.in_session = False
         self.plans: deque[Plan] = deque()
@@ -65,6 +66,7 @@ class FakeEngine:
                 web.get("/model_info", self._model_info),
                 web.get("/server_info", self._server_info),
                 web.get("/ready", self._ready),
+                web.get("/v1/loads", self._loads),
                 web.post("/{path}", self._control),
             ]
         )
@@ -126,6 +128,9 @@ class FakeEngine:
         if self.hanging:
             await self._stopping.wait()
         return web.json_response({"version": self.version, "tp_size": 1, "dp_size": 1})
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        return web.json_response({"loads": [{"max_running_requests": self.max_running_requests}]})
 
     async def _ready(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.is_paused else 200)
@@ -267,8 +272,8 @@ def serve_hub(redis_url: str, keys: Keys) -> Callable[..., Any]:
             inference_hub=InferenceHubSection(**section),
             trainer=TrainerSection(num_updates=1),
         )
-        listener = socket.create_server(("127.0.0.1", 0))
         async with redis.asyncio.Redis.from_url(redis_url) as store, open_hub(configuration, store) as hub:
+            listener = socket.create_server(("127.0.0.1", 0))
             server = uvicorn.Server(server_settings(hub, stop_timeout_s=1))
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             async with aiohttp.ClientSession() as http:
