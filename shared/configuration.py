@@ -115,6 +115,8 @@ class InferenceHubSection(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """Engines tried for one generate call before the caller sees an error."""
     max_waiting_calls: PositiveInt = 65_536
     """Calls that wait in the hub for an engine; one more is answered 429."""
+    segment_tokens: PositiveInt | None = None
+    """A longer generation is asked for in pieces of so many tokens: what an engine that dies takes with it. None: in one piece."""
     routing: Literal["affinity", "least_tokens", "round_robin", "power_of_two"] = "affinity"
     """affinity: an episode stays with the engine whose cache holds its prefix, until that is overloaded."""
     probe_interval_s: PositiveFloat = 2.0

@@ -4,21 +4,29 @@ rates     answers per second of the router's CPU time, which is what one core gi
           4,096 and 1,024, at 32 and 512 connections; one canned engine answers at once
 latency   what a router adds to a call, in ms, at half of the hub's rate: Poisson arrivals, each call timed from when it was due
 open      10,000 calls open at once in front of an engine that takes seconds
+makespan  1,024 multi-turn episodes with long tails, on 4 simulated engines (engine_model.py has the model and its constants),
+          against the best of smg's policies
+kill      32 generations in flight on two real SGLang engines, one of which is killed
 
 Routers take turns on one core of their own, in rounds whose medians count; engine and caller have the other cores. The last line is
 a JSON object.
 """
 
 import argparse
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
 
-PARTS = ("rates", "latency", "open")
+PARTS = ("rates", "latency", "open", "makespan", "kill")
 CONNECTIONS = (32, 512)
 NUM_OPEN = 10_000
 OPEN_DELAY_S = 5.0
 OPEN_DEADLINE_S = 120.0
+SIMULATED_ENGINES = 4
+SPEED = 10.0
+"""Virtual seconds in a second."""
+SMG_POLICIES = ("cache_aware", "manual", "power_of_two")
 
 
 def main() -> None:
@@ -40,7 +48,13 @@ def main() -> None:
     raise_open_files()
     router_cores = leave_a_core_to_routers()
     figures: dict[str, float] = {}
-    parts = {"rates": measure_rates, "latency": measure_latency, "open": measure_open}
+    parts = {
+        "rates": measure_rates,
+        "latency": measure_latency,
+        "open": measure_open,
+        "makespan": measure_makespan,
+        "kill": measure_kill,
+    }
     for name in arguments.parts:
         figures |= uvloop.run(parts[name](router_cores, arguments.rounds, arguments.seconds))
     print(json.dumps(figures))
@@ -120,6 +134,37 @@ async def measure_open(router_cores: set[int], rounds: int, seconds: float) -> d
     row("open calls", "failed", "base MiB", "peak MiB", "after MiB")
     row(f"{NUM_OPEN:,}", found.failed, *(f"{size:,.0f}" for size in (found.base_mb, found.peak_mb, found.after_mb)))
     return {"open_10k_failed": found.failed, "open_10k_rss_mb": round(found.peak_mb, 1)}
+
+
+async def measure_makespan(router_cores: set[int], rounds: int, seconds: float) -> dict[str, float]:
+    from benchmarks.hub.makespan import NUM_EPISODES, episodes, play
+    from benchmarks.hub.routers import processes
+
+    plans = episodes(NUM_EPISODES, seed=0)
+    row("makespan", "policy", "virtual s", "prefix hits", "mean episode")
+    makespans: dict[str, float] = {}
+    for policy in ("hub", *SMG_POLICIES):
+        with processes(router_cores) as started:
+            ports = started.simulated_engines(SIMULATED_ENGINES, speed=SPEED)
+            router = started.router("hub", ports) if policy == "hub" else started.router("smg", ports, policy=policy)
+            played = await play(router.port, plans, speed=SPEED)
+        row(router.name, policy, f"{played.makespan_s:,.0f}", f"{played.hit_rate:.0%}", f"{played.mean_episode_s:,.0f}")
+        makespans[policy] = played.makespan_s
+    best = min(makespans[policy] for policy in SMG_POLICIES)
+    return {"makespan_vs_smg": round(makespans["hub"] / best, 3)}
+
+
+async def measure_kill(router_cores: set[int], rounds: int, seconds: float) -> dict[str, float]:
+    from benchmarks.hub.kill import kill_one
+    from benchmarks.hub.routers import kill, processes
+
+    with processes(router_cores) as started:
+        engines = await asyncio.to_thread(started.real_engines, 2)
+        router = started.router("hub", [port for port, _ in engines], settings={"generate_timeout_s": 600.0})
+        found = await kill_one(router.port, [port for port, _ in engines], lambda: kill(engines[0][1]))
+    row("killed engine", "interrupted", "wrong answers", "resumed in s")
+    row("SIGKILL", found.num_interrupted, found.num_wrong, f"{found.resume_s:.2f}")
+    return {"kill_engine_wrong": found.num_wrong, "kill_engine_resume_s": round(found.resume_s, 2)}
 
 
 if __name__ == "__main__":

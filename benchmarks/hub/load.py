@@ -126,7 +126,7 @@ async def open_loop(callers: list[Caller], requests: list[bytes], *, per_s: floa
             send()
             due += chance.expovariate(per_s)
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-    while len(free) < len(callers):
+    while len(free) < len(callers):  # noqa: ASYNC110 - the last few answers
         await asyncio.sleep(0.01)
     return answers
 

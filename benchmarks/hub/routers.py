@@ -17,6 +17,7 @@ from services.standalone.ports import free_ports
 from services.standalone.redis_server import redis_executable
 
 START_TIMEOUT_S = 90.0
+ENGINE_START_TIMEOUT_S = 240.0
 OPEN_FILES = 65_536
 ROUTERS = ("hub", "smg", "sglang-router")
 PEER_LAUNCH = {
@@ -82,6 +83,31 @@ class Processes:
         )
         wait_until(lambda: accepts(port), f"an engine listens on port {port}")
         return port
+
+    def real_engines(self, number: int) -> list[tuple[int, subprocess.Popen[bytes]]]:
+        """Ports and processes of SGLang engines on the CPU, which serve one small model."""
+        from benchmarks.hub.kill import new_model
+
+        new_model(self._folder)
+        run_file = self._folder / "engines.yaml"
+        run = {"id": "bench-hub", "directory": str(self._folder), "model_path": str(self._folder)}
+        engines = {"device": "cpu", "dtype": "float32", "max_total_tokens": 40_000, "mem_fraction_static": 0.2}
+        run_file.write_text(json.dumps({"run": run, "engines": engines, "trainer": {"num_updates": 1}}))
+        started = []
+        for port in free_ports(number):
+            command = [sys.executable, "-m", "services.engine", "--config", str(run_file), "--port", str(port)]
+            started.append((port, self._start("engine", command, self._other_cores)))
+        for port, _ in started:
+            wait_until(lambda port=port: answers(port), f"the engine on port {port} answers", timeout_s=ENGINE_START_TIMEOUT_S)
+        return started
+
+    def simulated_engines(self, number: int, *, speed: float) -> list[int]:
+        """The ports of engines that take virtual time, all in one process."""
+        ports = list(free_ports(number))
+        command = [sys.executable, "-m", "benchmarks.hub.simulated_engine", "--speed", str(speed)]
+        self._start("engine", [*command, "--ports", ",".join(map(str, ports))], self._other_cores)
+        wait_until(lambda: all(accepts(port) for port in ports), "the simulated engines listen")
+        return ports
 
     def router(
         self, name: str, engine_ports: list[int], *, policy: str = "round_robin", settings: dict[str, object] | None = None
@@ -157,11 +183,18 @@ def end(process: subprocess.Popen[bytes]) -> None:
             child.kill()
 
 
-def wait_until(is_true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to a process and all that it started."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        child.kill()
+    process.kill()
+
+
+def wait_until(is_true: Callable[[], bool], what: str, *, timeout_s: float = START_TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
     while not is_true():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"within {START_TIMEOUT_S:g} s it should be that {what}")
+            raise TimeoutError(f"within {timeout_s:g} s it should be that {what}")
         time.sleep(0.1)
 
 

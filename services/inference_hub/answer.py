@@ -44,6 +44,12 @@ class AnswerHead(msgspec.Struct, frozen=True):
         return reason is None or reason.type == "abort"
 
     @property
+    def has_reached_length(self) -> bool:
+        """It has as many tokens as were asked for."""
+        reason = self.meta_info.finish_reason
+        return reason is not None and reason.type == "length"
+
+    @property
     def is_mixed(self) -> bool:
         """More than one policy version sampled it."""
         return len(self.meta_info.weight_versions) > 1

@@ -21,8 +21,9 @@ from services.inference_hub.waiting import Rank, Waiter, WaitingCalls
 
 CACHE_SHARE: Final = 0.9
 """Of an engine's KV cache that prompts of running calls may fill."""
-EPISODES_SHARE: Final = 0.8
-"""Of an engine's KV cache that contexts of running episodes may fill before another begins there; they grow with every turn."""
+EPISODES_SHARE: Final = 1.05
+"""Of an engine's KV cache that running episodes may fill, at the length each is expected to end with, before another begins there.
+Above 1, because most are shorter yet; from 1.2 on their prefixes push each other out (benchmarks/hub's engine model)."""
 
 
 class Placed(Protocol):
@@ -111,7 +112,9 @@ class Dispatcher(Generic[EngineT]):
     def answered(self, engine: EngineT, call: Arrival, num_tokens: int) -> None:
         """The engine's cache holds the call's prompt and `num_tokens` more."""
         if call.session_id:
-            self._sessions.hold(call.session_id, engine.id, call.prompt_tokens + num_tokens, now=self._clock())
+            self._sessions.hold(
+                call.session_id, engine.id, call.prompt_tokens + num_tokens, most_tokens=call.cost_tokens, now=self._clock()
+            )
 
     def end_session(self, session_id: str) -> None:
         """An episode is over, so another may begin where it was."""
@@ -183,11 +186,15 @@ class Dispatcher(Generic[EngineT]):
             return True
         if engine.outstanding_prompt_tokens + waiter.prompt_tokens > CACHE_SHARE * engine.cache_tokens:
             return False
-        is_new = waiter.rank is Rank.NEW_EPISODE
-        return not is_new or self._sessions.held_tokens(engine.id) + waiter.prompt_tokens <= EPISODES_SHARE * engine.cache_tokens
+        if waiter.rank is not Rank.NEW_EPISODE:
+            return True
+        expected_tokens = self._sessions.expected_tokens(waiter.prompt_tokens, waiter.cost_tokens)
+        return self._sessions.held_tokens(engine.id) + expected_tokens <= EPISODES_SHARE * engine.cache_tokens
 
     def _begin(self, engine: EngineT, waiter: Waiter[EngineT]) -> None:
         engine.begin_call(prompt_tokens=waiter.prompt_tokens, cost_tokens=waiter.cost_tokens)
         self._tokens_by_environment[waiter.environment] += waiter.cost_tokens
         if waiter.session_id:
-            self._sessions.hold(waiter.session_id, engine.id, waiter.prompt_tokens, now=self._clock())
+            self._sessions.hold(
+                waiter.session_id, engine.id, waiter.prompt_tokens, most_tokens=waiter.cost_tokens, now=self._clock()
+            )

@@ -28,7 +28,7 @@ from services.inference_hub.resume import (
     error_reply,
     parse_request,
 )
-from services.inference_hub.routing import StrategyName, least_tokens, strategy
+from services.inference_hub.routing import StrategyName, choose, strategy
 from services.inference_hub.sessions import Sessions
 from shared.errors import EngineError
 
@@ -67,6 +67,7 @@ class GenerateEndpoint:
         timeout_s: float,
         max_attempts: int,
         max_waiting_calls: int,
+        segment_tokens: int | None,
         strategy_name: StrategyName,
     ) -> None:
         self._registry = registry
@@ -78,6 +79,7 @@ class GenerateEndpoint:
         self._rids = request_ids()
         self._max_attempts = max_attempts
         self._max_waiting_calls = max_waiting_calls
+        self._segment_tokens = segment_tokens
         self._loop = asyncio.get_running_loop()
         self.dispatcher: Dispatcher[Engine] = Dispatcher(
             lambda: registry.routable if gate.is_open else (), strategy(strategy_name), Sessions()
@@ -129,8 +131,11 @@ class GenerateEndpoint:
         finally:
             self._deadlines.end(task)
             self.num_calls -= 1
+        seconds = time.perf_counter() - arrived
         self._metrics.calls.labels(reply.status).inc()
-        self._metrics.call_seconds.observe(time.perf_counter() - arrived)
+        self._metrics.call_seconds.observe(seconds)
+        if call is not None:
+            self._metrics.by_engine.added(seconds - call.waited_s - call.engine_s)
         self._metrics.output_tokens.inc(reply.num_tokens)
         return reply
 
@@ -155,17 +160,18 @@ class GenerateEndpoint:
                 f"many do; send this one again in {RETRY_AFTER_S} s",
                 headers=(("retry-after", str(RETRY_AFTER_S)),),
             )
-        return Call(parse_request(body), max_attempts=self._max_attempts)
+        return Call(parse_request(body), max_attempts=self._max_attempts, segment_tokens=self._segment_tokens)
 
     async def _settle(self, call: Call, caller: Arrival) -> Reply:
         """Attempts until one settles the call."""
         reply = None
         while reply is None:
             if call.delay_s:
+                call.waited_s += call.delay_s
                 await asyncio.sleep(call.delay_s)
             if not self._gate.is_open:
-                await self._held()
-            engine = self._retry_engine(call, caller) if call.num_attempts else await self._place(caller)
+                await self._held(call)
+            engine = self._retry_engine(call, caller) if call.num_attempts else await self._place(call, caller)
             if engine in self._registry.routable and self._gate.is_open:
                 reply = await self._attempt(call, caller, engine)
             else:
@@ -180,22 +186,25 @@ class GenerateEndpoint:
             f"not after {call.num_attempts} attempts: {held}{call.history}; GET /engines says what state each engine is in",
         )
 
-    async def _held(self) -> None:
+    async def _held(self, call: Call) -> None:
         since = time.perf_counter()
         try:
             await self._gate.passed()
         finally:
-            self._metrics.hold_seconds.observe(time.perf_counter() - since)
+            waited_s = time.perf_counter() - since
+            call.waited_s += waited_s
+            self._metrics.hold_seconds.observe(waited_s)
 
     async def _attempt(self, call: Call, caller: Arrival, engine: Engine) -> Reply | None:
         """One attempt, whose place in the engine is free again afterwards."""
         rid = next(self._rids)
         in_force = self._registry.in_force
         began_in_round = engine.limit.round
+        began = time.perf_counter()
         try:
             status, answer = await engine.client.generate(call.begin(rid=rid, epoch=in_force.epoch, version=in_force.version))
         except asyncio.CancelledError:
-            self._tasks.create_task(_abort(engine, rid))
+            self._abort_later(engine, rid)
             raise
         except EngineUnreachableError as error:
             self._metrics.attempt_failures.labels("unreachable").inc()
@@ -207,20 +216,39 @@ class GenerateEndpoint:
             self._registry.suspect(engine, str(error))
             return call.failed(engine.id, str(error))
         finally:
+            engine_s = time.perf_counter() - began
+            call.engine_s += engine_s
             self.dispatcher.done(engine, caller)
         engine.has_answered = True
         kept_before = call.num_received_tokens
         reply = call.answered(engine.id, status, answer, has_early_labels=engine.has_early_labels)
-        if reply is None:
+        if call.is_between_segments:
+            call.last_engine_id = engine.id
+        elif reply is None:
             self._metrics.attempt_failures.labels("aborted" if status == 200 else "server_error").inc()
             self._metrics.resumed_tokens.inc(call.num_received_tokens - kept_before)
         elif reply.status == 200:
             self.dispatcher.answered(engine, caller, reply.num_tokens)
+            self._metrics.by_engine.answered(
+                engine.id,
+                caller.environment,
+                prompt_tokens=caller.prompt_tokens,
+                cached_tokens=reply.cached_tokens,
+                output_tokens=reply.num_tokens,
+                engine_s=engine_s,
+            )
             is_full = engine.num_outstanding_calls + 1 >= engine.limit.value
             engine.limit.answered(began_in_round=began_in_round, num_retractions=reply.num_retractions, was_full=is_full)
         return reply
 
-    async def _place(self, caller: Arrival) -> Engine:
+    def _abort_later(self, engine: Engine, rid: str) -> None:
+        abort = _abort(engine, rid)
+        try:
+            self._tasks.create_task(abort)
+        except RuntimeError:  # The hub stops. The engine notices the closed connection by itself, only later.
+            abort.close()
+
+    async def _place(self, call: Call, caller: Arrival) -> Engine:
         """An engine with a place for the call, taken. Cancelling it gives the place back."""
         bound = _Bound(self._loop)
         arrived = self.dispatcher.arrive(caller, bound)
@@ -235,7 +263,9 @@ class GenerateEndpoint:
                 self.dispatcher.done(bound.engine, caller)
             raise
         finally:
-            self._metrics.queue_seconds.observe(time.perf_counter() - since)
+            waited_s = time.perf_counter() - since
+            call.waited_s += waited_s
+            self._metrics.queue_seconds.observe(waited_s)
 
     def _retry_engine(self, call: Call, caller: Arrival) -> Engine:
         """An engine for another attempt, taken at once: a call that had a place does not wait for another. One that it failed on
@@ -243,7 +273,7 @@ class GenerateEndpoint:
         engines = self._registry.routable
         if call.failed_engine_ids:
             engines = tuple(engine for engine in engines if engine.id not in call.failed_engine_ids) or engines
-        return self.dispatcher.take(least_tokens(engines, preferred_id=None, cost_tokens=call.cost_tokens), caller)
+        return self.dispatcher.take(choose(engines, preferred_id=call.last_engine_id, cost_tokens=call.cost_tokens), caller)
 
 
 class _Bound:

@@ -63,7 +63,7 @@ class Hub:
             interval_s=section.probe_interval_s,
             engines=self.registry.by_id.values,
             add=partial(self.expect, is_discovered=True),
-            remove=self.registry.remove,
+            remove=self._forget,
         )
         self.generate = GenerateEndpoint(
             self.registry,
@@ -74,6 +74,7 @@ class Hub:
             timeout_s=section.generate_timeout_s,
             max_attempts=section.max_attempts,
             max_waiting_calls=section.max_waiting_calls,
+            segment_tokens=section.segment_tokens,
             strategy_name=section.routing,
         )
 
@@ -115,7 +116,7 @@ class Hub:
         """Takes an engine out of routing; it is forgotten once it is idle, or at once, and then its calls begin again elsewhere."""
         engine = self._drain(engine_id)
         if is_forced and not engine.is_gone:
-            await self.registry.remove(engine)
+            await self._forget(engine)
         return engine
 
     def _drain(self, engine_id: str) -> Engine:
@@ -139,6 +140,10 @@ class Hub:
         for engine in self.registry.by_id.values():
             self._tasks.create_task(self.prober.watch(engine))
 
+    async def _forget(self, engine: Engine) -> None:
+        await self.registry.remove(engine)
+        self.metrics.by_engine.forget(engine.id)
+
     async def _forget_when_idle(self, engine: Engine) -> None:
         try:
             async with asyncio.timeout(self._drain_timeout_s):
@@ -147,7 +152,7 @@ class Hub:
             logger.warning("engine=%s was not idle within %g s; its calls begin again elsewhere", engine.id, self._drain_timeout_s)
         while not engine.is_gone:
             try:
-                await self.registry.remove(engine)
+                await self._forget(engine)
             except RedisError as error:
                 logger.warning("engine=%s cannot be forgotten yet: %s", engine.id, error)
                 await asyncio.sleep(REDIS_RETRY_S)

@@ -30,6 +30,7 @@ class CallLimit:
         self._limit = float(FIRST_LIMIT)
         self._ceiling: int | None = None
         self._can_grow = True
+        self._was_queueing = False
         self.round = 0
         """Counts the times it fell: what a call that began before says about the engine is known already."""
 
@@ -54,8 +55,9 @@ class CallLimit:
             self._ceiling = load.max_running_requests
             self._limit = float(self._ceiling)
         self._can_grow = not load.num_waiting_reqs and load.token_usage < NO_GROWTH_USAGE
-        if load.num_waiting_reqs:
-            self._fall(min(self._limit, load.num_running_reqs))
+        if load.num_waiting_reqs and self._was_queueing:
+            self._fall(min(self._limit, max(self._limit * BACK_OFF, load.num_running_reqs)))
+        self._was_queueing = load.num_waiting_reqs > 0
 
     def _fall(self, limit: float) -> None:
         self._limit = max(1.0, limit)

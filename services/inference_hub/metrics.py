@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from services.inference_hub.call_statistics import CallStatistics
 from services.inference_hub.engines import EngineRegistry, EngineState
 from services.inference_hub.gate import Gate
 from shared.loop_lag import LAG_BUCKETS_S
@@ -67,6 +68,8 @@ class Metrics:
             buckets=LAG_BUCKETS_S,
             registry=into,
         )
+        self.by_engine = CallStatistics()
+        into.register(self.by_engine)
         into.register(_RegistryCollector(registry, gate))
 
 

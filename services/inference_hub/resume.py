@@ -4,6 +4,7 @@
        ▲                 │
        └──cut or abort───┘
 
+A long call may be asked for in segments, so that an engine's death costs one of them and not the whole.
 A call that an engine aborted goes on with its tokens so far appended to the prompt. One whose connection was cut received
 nothing and begins again. Only refusals (4xx) and calls that fail on `max_attempts` engines come back to the caller as errors.
 """
@@ -152,15 +153,28 @@ def cache_namespace(epoch: str, version: int) -> str:
 class Call:
     """One caller's request, over the attempts it takes."""
 
-    def __init__(self, request: Request, *, max_attempts: int) -> None:
+    def __init__(self, request: Request, *, max_attempts: int, segment_tokens: int | None = None) -> None:
+        """Args: segment_tokens: an attempt samples at most so many, and the next one goes on from them: what an engine that dies
+        takes with it. None: all in one."""
         self._request = request
         self._max_attempts = max_attempts
         self._parts: list[answers.Answer] = []
         self._received_ids: list[int] = []
         self._failures: list[str] = []
         self._num_fruitless = 0
+        self._segment_tokens = segment_tokens
+        self._is_segment = False
+        """The attempt under way ends before the caller's own limit."""
+        self.is_between_segments = False
+        """The last answer was whole, and not the last one."""
         self.failed_engine_ids: set[str] = set()
+        self.last_engine_id: str | None = None
+        """Whose cache holds the tokens so far."""
         self.num_attempts = 0
+        self.waited_s = 0.0
+        """For an engine, a weight update, or after failures."""
+        self.engine_s = 0.0
+        """In attempts, failed ones too."""
 
     @property
     def num_received_tokens(self) -> int:
@@ -191,13 +205,17 @@ class Call:
         """The body of the next attempt."""
         self.num_attempts += 1
         namespace = cache_namespace(epoch, version)
-        if not self._received_ids:
+        self.is_between_segments = False
+        self._is_segment = self._must_segment()
+        if not self._received_ids and not self._is_segment:
             return self._request.attempt(rid=rid, namespace=namespace)
         fields = self._request.fields
         attempt = fields | self._request.hub_fields(rid=rid, namespace=namespace)
-        attempt["input_ids"] = fields["input_ids"] + self._received_ids
-        attempt["sampling_params"] = _remaining(fields["sampling_params"], len(self._received_ids))
-        attempt["logprob_start_len"] = -1
+        at_most = self._segment_tokens if self._is_segment else None
+        attempt["sampling_params"] = _remaining(fields["sampling_params"], len(self._received_ids), at_most=at_most)
+        if self._received_ids:
+            attempt["input_ids"] = fields["input_ids"] + self._received_ids
+            attempt["logprob_start_len"] = -1
         return msgspec.json.encode(attempt)
 
     def answered(self, engine_id: str, status: int, body: bytes, *, has_early_labels: bool = False) -> Reply | None:
@@ -213,14 +231,16 @@ class Call:
             head = answers.head_of(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return self.failed(engine_id, f"engine {engine_id} answered something that is no SGLang answer: {error}")
+        self.is_between_segments = self._is_segment and head.has_reached_length
         must_date_back = has_early_labels and head.is_mixed
-        if not (head.is_partial or self._parts or must_date_back):
+        if not (head.is_partial or self._parts or must_date_back or self.is_between_segments):
             meta_info = head.meta_info
             return Reply(status, body, meta_info.completion_tokens, meta_info.cached_tokens, meta_info.num_retractions)
         answer = msgspec.json.decode(body)
         if must_date_back:
             answer = answers.date_back(answer)
-        return self._aborted(answer) if head.is_partial else self._finished(engine_id, answer)
+        is_partial = head.is_partial or self.is_between_segments
+        return self._partial(answer) if is_partial else self._finished(engine_id, answer)
 
     def failed(self, engine_id: str, reason: str) -> Reply | None:
         """Takes a lost connection or a server error: nothing was received. Returns the reply if it was one too many."""
@@ -240,8 +260,18 @@ class Call:
         self.failed_engine_ids.add(engine_id)
         self._num_fruitless += 1
 
-    def _aborted(self, answer: answers.Answer) -> Reply | None:
-        part = None if any(self._request.fields.get(key) for key in NOT_JOINABLE) else answers.trustworthy_part(answer)
+    def _must_segment(self) -> bool:
+        max_new_tokens = self._request.max_new_tokens
+        if self._segment_tokens is None or not self._is_joinable:
+            return False
+        return max_new_tokens is None or max_new_tokens - len(self._received_ids) > self._segment_tokens
+
+    @property
+    def _is_joinable(self) -> bool:
+        return not any(self._request.fields.get(key) for key in NOT_JOINABLE)
+
+    def _partial(self, answer: answers.Answer) -> Reply | None:
+        part = answers.trustworthy_part(answer) if self._is_joinable else None
         if part is None:
             self._num_fruitless += 1
             return None
@@ -276,11 +306,15 @@ def error_reply(status: int, sentence: str, *, headers: tuple[tuple[str, str], .
     return Reply(status, msgspec.json.encode({"detail": sentence}), headers=headers)
 
 
-def _remaining(sampling: Mapping[str, Any], num_received: int) -> dict[str, Any]:
-    """Sampling parameters of a continuation after `num_received` tokens."""
+def _remaining(sampling: Mapping[str, Any], num_received: int, *, at_most: int | None) -> dict[str, Any]:
+    """Sampling parameters of a continuation after `num_received` tokens, for `at_most` tokens more."""
     remaining = dict(sampling)
     if sampling["max_new_tokens"] is not None:
         remaining["max_new_tokens"] = sampling["max_new_tokens"] - num_received
     if sampling.get("min_new_tokens"):
         remaining["min_new_tokens"] = max(0, sampling["min_new_tokens"] - num_received)
+    if at_most is not None:
+        remaining["max_new_tokens"] = at_most
+        if "min_new_tokens" in remaining:
+            remaining["min_new_tokens"] = min(at_most, remaining["min_new_tokens"] or 0)
     return remaining

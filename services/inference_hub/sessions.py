@@ -8,10 +8,16 @@ SILENT_S: Final = 60.0
 """After so long without a call, an episode's context no longer counts as one that a cache has to keep."""
 
 
+TYPICAL_GAIN: Final = 0.02
+"""Weight of the episode that ended last in the mean of their lengths."""
+
+
 class Context(NamedTuple):
     engine_id: str
     num_tokens: int
     """Prompt and answer of the last call: what that engine's cache should hold."""
+    charged_tokens: int
+    """What it is expected to grow to, at least `num_tokens`."""
     used_at: float
 
 
@@ -23,6 +29,7 @@ class Sessions:
         self._engine_id_by_session: OrderedDict[str, str] = OrderedDict()
         self._context_by_session: OrderedDict[str, Context] = OrderedDict()
         self._tokens_by_engine: Counter[str] = Counter()
+        self._typical_tokens: float | None = None
 
     def __len__(self) -> int:
         return len(self._engine_id_by_session)
@@ -31,8 +38,13 @@ class Sessions:
         return self._engine_id_by_session.get(session_id)
 
     def held_tokens(self, engine_id: str) -> int:
-        """Tokens of running episodes' contexts that should stay in this engine's cache."""
+        """Tokens that this engine's cache should keep for running episodes, at the length each is expected to end with."""
         return self._tokens_by_engine[engine_id]
+
+    def expected_tokens(self, num_tokens: int, most_tokens: int) -> int:
+        """How long an episode's context will be that now has `num_tokens`: as those that ended were on average. Before any has
+        ended, as long as this call may make it."""
+        return most_tokens if self._typical_tokens is None else max(num_tokens, round(self._typical_tokens))
 
     def remember(self, session_id: str, engine_id: str) -> None:
         self._engine_id_by_session[session_id] = engine_id
@@ -40,15 +52,20 @@ class Sessions:
         if len(self._engine_id_by_session) > self._capacity:
             self.end(next(iter(self._engine_id_by_session)))
 
-    def hold(self, session_id: str, engine_id: str, num_tokens: int, *, now: float) -> None:
-        """The session's context is now in this engine, with so many tokens."""
+    def hold(self, session_id: str, engine_id: str, num_tokens: int, *, most_tokens: int, now: float) -> None:
+        """The session's context is now in this engine, with so many tokens, which its call makes `most_tokens` at most."""
         self.remember(session_id, engine_id)
         self._drop_context(session_id)
-        self._context_by_session[session_id] = Context(engine_id, num_tokens, now)
-        self._tokens_by_engine[engine_id] += num_tokens
+        charged_tokens = self.expected_tokens(num_tokens, most_tokens)
+        self._context_by_session[session_id] = Context(engine_id, num_tokens, charged_tokens, now)
+        self._tokens_by_engine[engine_id] += charged_tokens
 
     def end(self, session_id: str) -> None:
         """The episode is over: nobody will need its prefix."""
+        context = self._context_by_session.get(session_id)
+        if context is not None:
+            typical = context.num_tokens if self._typical_tokens is None else self._typical_tokens
+            self._typical_tokens = typical + TYPICAL_GAIN * (context.num_tokens - typical)
         self._engine_id_by_session.pop(session_id, None)
         self._drop_context(session_id)
 
@@ -66,4 +83,4 @@ class Sessions:
     def _drop_context(self, session_id: str) -> None:
         context = self._context_by_session.pop(session_id, None)
         if context is not None:
-            self._tokens_by_engine[context.engine_id] -= context.num_tokens
+            self._tokens_by_engine[context.engine_id] -= context.charged_tokens

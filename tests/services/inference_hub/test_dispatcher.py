@@ -159,10 +159,10 @@ def test_calls_that_waited_for_an_engine_that_is_gone_go_anywhere():
 
 def test_no_episode_begins_where_running_ones_fill_the_cache():
     desk = Desk(Engine("e0", 100, cache_tokens=1_000))
-    desk.arrive("r", "r", prompt=500)
+    desk.arrive("r", "r", prompt=500, cost=900)
     desk.finish("r", num_tokens=250)
     desk.arrive("busy", prompt=1)
-    desk.arrive("new", "n", prompt=100)
+    desk.arrive("new", "n", prompt=100, cost=300)
     assert "new" in desk.waiters
     desk.dispatcher.end_session("r")
     assert desk.order == ["r", "busy", "new"]
@@ -170,10 +170,10 @@ def test_no_episode_begins_where_running_ones_fill_the_cache():
 
 def test_a_silent_episode_keeps_others_from_beginning_only_for_a_while():
     desk = Desk(Engine("e0", 100, cache_tokens=1_000))
-    desk.arrive("r", "r", prompt=790)
+    desk.arrive("r", "r", prompt=790, cost=900)
     desk.finish("r")
     desk.arrive("busy", prompt=1)
-    desk.arrive("new", "n", prompt=100)
+    desk.arrive("new", "n", prompt=100, cost=200)
     desk.now = SILENT_S - 1
     desk.dispatcher.look()
     assert "new" not in desk.running

@@ -191,7 +191,7 @@ async def test_calls_wait_in_the_hub_and_not_in_the_engine(serve_hub, start_engi
         await served.wait_until(lambda: served.hub.registry.routable[0].limit.value == 1, description="its limit is known")
         calls = [asyncio.create_task(served.generate([index], 1)) for index in range(3)]
         await served.wait_until(lambda: len(served.hub.generate.dispatcher.waiting) == 2, description="two calls wait")
-        assert len(engine.requests) == 1
+        await served.wait_until(lambda: len(engine.requests) == 1, description="the engine has the first one")
         await served.hub.registry.routable[0].client.abort(engine.requests[0]["rid"])
         assert [answer["output_ids"] for _, answer in await asyncio.gather(*calls)] == [[1], [2], [3]]
         assert not served.hub.registry.routable[0].num_outstanding_calls

@@ -32,7 +32,13 @@ def test_a_retraction_lowers_the_limit_once_for_all_calls_it_hit():
 
 def test_requests_that_wait_in_the_engine_are_too_many():
     limit = CallLimit()
-    limit.reported(EngineLoad(num_running_reqs=40, num_waiting_reqs=10, max_running_requests=100))
+    queueing = EngineLoad(num_running_reqs=40, num_waiting_reqs=10, max_running_requests=100)
+    limit.reported(queueing)
+    assert limit.value == 100  # They may have arrived just now.
+    limit.reported(queueing)
+    assert limit.value == 80
+    for _ in range(10):
+        limit.reported(queueing)
     assert limit.value == 40
 
 
@@ -50,5 +56,6 @@ def test_a_nearly_full_cache_stops_the_growth():
 
 def test_an_engine_that_only_queues_still_gets_a_call():
     limit = CallLimit()
-    limit.reported(EngineLoad(num_running_reqs=0, num_waiting_reqs=5))
+    for _ in range(100):
+        limit.reported(EngineLoad(num_running_reqs=0, num_waiting_reqs=5))
     assert limit.value == 1
