@@ -7,9 +7,13 @@ import msgspec
 
 from shared.errors import EngineError, WeightUpdateError
 from shared.hub_tokens import hub_tokens
+from trainer.pipeline import EngineReading
 from trainer.weight_transport import Bucket
 
 T = TypeVar("T")
+
+USAGE_TIMEOUT_S = 5.0
+"""Short: a measure is not worth a pause of training."""
 
 
 class GroupStaleError(WeightUpdateError):
@@ -79,6 +83,10 @@ class HubClient:
     def engines(self) -> list[EngineReply]:
         return self._call("GET", "/engines", list[EngineReply])
 
+    def usage(self) -> list[EngineReading]:
+        """How long each engine was ready, idle and busy up to now."""
+        return self._call("GET", "/usage", list[EngineReading], timeout_s=USAGE_TIMEOUT_S)
+
     def form_group(self, *, epoch: str, master_address: str, master_port: int, backend: str) -> WeightGroupReply:
         master = {"master_address": master_address, "master_port": master_port, "backend": backend}
         body = {"epoch": epoch, **master, "run_id": self._run_id}
@@ -108,9 +116,18 @@ class HubClient:
     def abandon(self, update_id: str) -> None:
         self._call("DELETE", f"/weight_updates/{update_id}", dict)
 
-    def _call(self, method: str, path: str, reply_type: type[T], body: dict[str, Any] | None = None) -> T:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        reply_type: type[T],
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> T:
+        timeout = self._client.timeout if timeout_s is None else timeout_s
         try:
-            response = self._client.request(method, path, json=body)
+            response = self._client.request(method, path, json=body, timeout=timeout)
         except httpx.TransportError as error:
             raise EngineError(f"the inference hub at {self._address} must answer {method} {path}, got {_words(error)}") from error
         try:

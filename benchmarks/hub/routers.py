@@ -17,7 +17,7 @@ from services.standalone.ports import free_ports
 from services.standalone.redis_server import redis_executable
 
 START_TIMEOUT_S = 90.0
-ENGINE_START_TIMEOUT_S = 240.0
+ENGINE_START_TIMEOUT_S = 480.0
 OPEN_FILES = 65_536
 ROUTERS = ("hub", "smg", "sglang-router")
 PEER_LAUNCH = {

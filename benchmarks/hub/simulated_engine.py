@@ -46,6 +46,8 @@ class SimulatedEngine:
     async def _answer(self, path: str, body: bytes) -> dict[str, Any]:
         if path == "/v1/loads":
             return {"loads": [self._load()]}
+        if path == "/server_info":
+            return CONTROL_ANSWERS[path] | {"max_total_num_tokens": self.model.cache_tokens}
         if path != "/generate":
             return CONTROL_ANSWERS.get(path, {})
         request = request_in(body)
@@ -69,7 +71,6 @@ class SimulatedEngine:
         return {
             "num_running_reqs": self.model.num_running,
             "num_waiting_reqs": len(self.model.waiting),
-            "max_total_num_tokens": self.model.cache_tokens,
             "max_running_requests": MAX_RUNNING,
             "token_usage": self.model.used_tokens / self.model.cache_tokens,
         }

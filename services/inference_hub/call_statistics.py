@@ -48,10 +48,10 @@ class Distribution:
 
 @dataclass(slots=True)
 class Totals:
-    calls: int = 0
+    completed_calls: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    output_tokens: int = 0
+    sampled_tokens: int = 0
     seconds: Distribution = field(default_factory=lambda: Distribution(ENGINE_BUCKETS_S))
 
 
@@ -68,10 +68,10 @@ class CallStatistics(Collector):
     ) -> None:
         """Args: engine_s: of the attempt that completed the call, from the request sent to the whole answer."""
         totals = self._totals.get((engine_id, environment)) or self._new(engine_id, environment)
-        totals.calls += 1
+        totals.completed_calls += 1
         totals.prompt_tokens += prompt_tokens
         totals.cached_tokens += cached_tokens
-        totals.output_tokens += output_tokens
+        totals.sampled_tokens += output_tokens
         totals.seconds.add(engine_s)
 
     def added(self, seconds: float) -> None:
@@ -86,12 +86,12 @@ class CallStatistics(Collector):
     def collect(self) -> Iterable[CounterMetricFamily | HistogramMetricFamily]:
         labels = ["engine", "environment"]
         for name, text in (
-            ("calls", "Generate calls an engine completed."),
+            ("completed_calls", "Generate calls an engine completed."),
             ("prompt_tokens", "Tokens of their prompts."),
             ("cached_tokens", "Of these, found in the engine's prefix cache."),
-            ("output_tokens", "Tokens the engine sampled in the attempts that completed them."),
+            ("sampled_tokens", "Tokens the engine sampled in the attempts that completed them."),
         ):
-            family = CounterMetricFamily(f"headrace_hub_engine_{name}", text, labels=labels)
+            family = CounterMetricFamily(f"headrace_hub_{name}", text, labels=labels)
             for key, totals in self._totals.items():
                 family.add_metric(key, getattr(totals, name))
             yield family

@@ -40,6 +40,7 @@ class EngineConnection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._is_used = False
         self._has_begun = False
+        self._was_cut = False
         self.is_open = False
         self.idle_since = 0.0
 
@@ -51,6 +52,8 @@ class EngineConnection(asyncio.Protocol):
         return answer
 
     def close(self) -> None:
+        """Cuts it, also in the middle of a request."""
+        self._was_cut = True
         self.is_open = False
         self._transport.abort()
 
@@ -62,8 +65,9 @@ class EngineConnection(asyncio.Protocol):
         self.is_open = False
         self._forget(self)
         if self._answer is not None and not self._answer.done():
-            reason = str(error) if error else "closed by the engine"
-            kind = StaleConnectionError if self._is_used and not self._has_begun else LostConnectionError
+            reason = str(error) if error else "cut by the hub" if self._was_cut else "closed by the engine"
+            is_stale = self._is_used and not self._has_begun and not self._was_cut
+            kind = StaleConnectionError if is_stale else LostConnectionError
             self._answer.set_exception(kind(reason))
 
     def data_received(self, data: bytes) -> None:

@@ -22,6 +22,7 @@ from redis.asyncio import Redis
 from services.inference_hub.engine_client import EngineClient, EngineTimeoutError
 from services.inference_hub.gate import Gate, Hold
 from services.inference_hub.limits import CallLimit
+from services.inference_hub.usage import Limits, Usage
 from shared.keys import Keys
 
 INITIAL_EPOCH: Final = "initial"
@@ -94,9 +95,11 @@ class Engine:
     """Of the calls it is answering: prompts, and what they may still sample."""
     outstanding_prompt_tokens: int = 0
     num_outstanding_calls: int = 0
-    cache_tokens: int = 0
-    """Size of its KV cache; 0 if it does not say."""
     limit: CallLimit = field(default_factory=CallLimit)
+    """How many calls it gets at once."""
+    limits: Limits = field(default_factory=Limits)
+    """What it can run at the same time; more waits in it."""
+    usage: Usage = field(default_factory=Usage)
     num_failed_probes: int = 0
     logged_state: EngineState | None = None
     has_answered: bool = False
@@ -114,18 +117,29 @@ class Engine:
         """It takes part in weight updates."""
         return self.is_verified and not self.is_draining and not self.is_gone
 
+    @property
+    def cache_tokens(self) -> int:
+        """Size of its KV cache; 0 if it does not say."""
+        return self.limits.tokens or 0
+
     def begin_call(self, *, prompt_tokens: int, cost_tokens: int) -> None:
         self.num_outstanding_calls += 1
         self.outstanding_prompt_tokens += prompt_tokens
         self.outstanding_tokens += cost_tokens
+        self._note_usage()
         self.idle.clear()
 
     def end_call(self, *, prompt_tokens: int, cost_tokens: int) -> None:
         self.num_outstanding_calls -= 1
         self.outstanding_prompt_tokens -= prompt_tokens
         self.outstanding_tokens -= cost_tokens
+        self._note_usage()
         if not self.num_outstanding_calls:
             self.idle.set()
+
+    def _note_usage(self) -> None:
+        num_calls, num_tokens = self.num_outstanding_calls, self.outstanding_tokens
+        self.usage.calls(num_calls, self.limits.share_used(num_calls, num_tokens))
 
     def state(self, in_force: WeightsInForce) -> EngineState:
         if self.is_gone:
@@ -181,6 +195,8 @@ class EngineRegistry:
         self._log_changes()
         before = self.routable
         self.routable = tuple(engine for engine in self.by_id.values() if engine.state(self.in_force) is EngineState.READY)
+        for engine in self.by_id.values():
+            engine.usage.readiness(engine.state(self.in_force) is EngineState.READY)
         if self.routable:
             self._gate.release(Hold.NO_ENGINE)
         else:

@@ -304,7 +304,10 @@ async def _abort(engine: Engine, rid: str) -> None:
         await engine.client.abort(rid)
     except EngineError:
         # The engine notices the closed connection by itself, only later; a dead one has nothing to abort.
-        return
+        pass
+    finally:
+        if engine.is_gone:
+            await engine.client.close()
 
 
 def refused_access(*, is_generate: bool) -> Reply:

@@ -16,8 +16,6 @@ class EngineLoad(msgspec.Struct, frozen=True):
 
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
-    max_total_num_tokens: int = 0
-    """KV cache size in tokens; 0 if it does not say."""
     max_running_requests: int = 0
     token_usage: float = 0.0
     """Share of the KV cache that running requests hold."""

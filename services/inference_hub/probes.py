@@ -10,6 +10,7 @@ from typing import Final
 from services.inference_hub.engine_client import EngineUnreachableError
 from services.inference_hub.engines import Engine, EngineRegistry
 from services.inference_hub.metrics import Metrics
+from services.inference_hub.usage import Limits
 from shared.errors import EngineError
 
 PROBE_TIMEOUT_S: Final = 5.0
@@ -40,6 +41,7 @@ class Prober:
                     await engine.wake.wait()
             except TimeoutError:
                 pass
+        await engine.client.close()  # A probe that was under way when it went may have opened it again.
 
     async def check(self, engine: Engine) -> None:
         """One probe, if its traffic has not already shown that it is alive."""
@@ -80,6 +82,7 @@ class Prober:
         if can_generate and not await engine.client.is_ready(timeout_s=PROBE_TIMEOUT_S):
             await engine.client.post("continue_generation", {}, timeout_s=PROBE_TIMEOUT_S)
         engine.tensor_parallel_size = server.tp_size
+        engine.limits = Limits(server.max_running_calls, server.max_total_num_tokens)
         engine.is_overlapping = not server.disable_overlap_schedule
         engine.version = info.version
         engine.problem = None
@@ -92,7 +95,6 @@ class Prober:
             load = await engine.client.load(timeout_s=PROBE_TIMEOUT_S)
         except EngineError:
             return
-        engine.cache_tokens = load.max_total_num_tokens
         engine.limit.reported(load)
         self._registry.on_change()
 

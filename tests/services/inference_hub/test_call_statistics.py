@@ -15,15 +15,15 @@ def test_calls_are_counted_by_engine_and_environment():
         statistics.answered("e", environment, prompt_tokens=100, cached_tokens=cached, output_tokens=7, engine_s=seconds)
     registry = collected(statistics)
     labels = {"engine": "e", "environment": "a"}
-    names = ("calls", "prompt_tokens", "cached_tokens", "output_tokens")
-    assert [registry.get_sample_value(f"headrace_hub_engine_{name}_total", labels) for name in names] == [2, 200, 60, 14]
+    names = ("completed_calls", "prompt_tokens", "cached_tokens", "sampled_tokens")
+    assert [registry.get_sample_value(f"headrace_hub_{name}_total", labels) for name in names] == [2, 200, 60, 14]
     buckets = [
         registry.get_sample_value("headrace_hub_engine_seconds_bucket", labels | {"le": le})
         for le in ("0.01", "0.03", "0.3", "+Inf")
     ]
     assert buckets == [0, 1, 2, 2]
     assert registry.get_sample_value("headrace_hub_engine_seconds_count", labels) == 2
-    assert registry.get_sample_value("headrace_hub_engine_calls_total", {"engine": "e", "environment": "b"}) == 1
+    assert registry.get_sample_value("headrace_hub_completed_calls_total", {"engine": "e", "environment": "b"}) == 1
 
 
 def test_what_the_hub_adds_has_buckets_below_a_millisecond():
@@ -39,12 +39,12 @@ def test_an_engine_that_is_gone_has_no_metrics():
     statistics = CallStatistics()
     statistics.answered("e", "a", prompt_tokens=1, cached_tokens=0, output_tokens=1, engine_s=1)
     statistics.forget("e")
-    assert collected(statistics).get_sample_value("headrace_hub_engine_calls_total", {"engine": "e", "environment": "a"}) is None
+    assert collected(statistics).get_sample_value("headrace_hub_completed_calls_total", {"engine": "e", "environment": "a"}) is None
 
 
 def test_callers_cannot_make_metrics_without_end():
     statistics = CallStatistics()
     for index in range(MAX_ENVIRONMENTS + 50):
         statistics.answered("e", f"environment {index}", prompt_tokens=1, cached_tokens=0, output_tokens=1, engine_s=1)
-    value = collected(statistics).get_sample_value("headrace_hub_engine_calls_total", {"engine": "e", "environment": OTHER})
+    value = collected(statistics).get_sample_value("headrace_hub_completed_calls_total", {"engine": "e", "environment": OTHER})
     assert value == 50

@@ -155,3 +155,17 @@ async def test_connections_that_were_idle_too_long_are_not_used(monkeypatch, sta
     assert (first.is_open, connections.num_idle) == (False, 1)
     assert first not in connections._idle
     connections.close()
+
+
+async def test_a_call_cut_from_a_hanging_engine_does_not_ask_it_again(serve_hub, start_engine, plan):
+    hanging, other = [await start_engine() for _ in range(2)]
+    async with serve_hub(hanging.url, probe_interval_s=60.0) as served:
+        await served.wait_until(lambda: bool(served.hub.registry.routable), description="an engine is ready")
+        await served.generate([1], 1)
+        hanging.plans.append(plan(is_held=True))
+        call = asyncio.create_task(served.generate([1], 1))
+        await served.wait_until(lambda: len(hanging.requests) == 2, description="it has the call on a used connection")
+        await served.post("/engines", {"url": other.url})
+        await served.hub.registry.lose(served.hub.registry.find(hanging.url), "it hangs")
+        assert (await call)[1]["output_ids"] == [2]
+    assert (len(hanging.requests), len(other.requests)) == (2, 1)
