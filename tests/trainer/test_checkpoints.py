@@ -101,6 +101,18 @@ def test_only_the_newest_are_kept(learner, model_path, tmp_path):
     assert names(tmp_path) == ["v00010", "v00011"]
 
 
+def test_an_old_one_that_cannot_be_removed_fails_no_save(learner, model_path, tmp_path, monkeypatch):
+    saved = checkpoints(tmp_path, model_path, keep=1)
+    save(saved, learner, 1)
+    with monkeypatch.context() as stuck:
+        stuck.setattr("shutil.rmtree", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied", str(path))))
+        assert save(saved, learner, 2).problem is None
+    assert saved.newest().version == 2
+    assert names(tmp_path) == [".v00001.partial", "v00002"]
+    checkpoints(tmp_path, model_path)
+    assert names(tmp_path) == ["v00002"], "what is left of it is removed at the next start"
+
+
 def test_training_goes_on_while_the_checkpoint_of_the_version_before_is_written(learner, model_path, tmp_path, monkeypatch):
     may_write = threading.Event()
     write = SnapshotFile.write
