@@ -125,7 +125,6 @@ class Checkpoints:
         # Of its own, because the writers meet while the training threads use theirs.
         self._meeting = ranks.Meeting(timeout)
         self._saving: Future[SaveResult] | None = None
-        self._engines: Mapping[str, Any] = {}
         if ranks.rank() == 0:
             _remove_leftovers(self._directory)
         ranks.barrier()
