@@ -6,9 +6,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.environment_spec import PositiveFloat, PositiveInt
+from shared.environment_spec import NonNegativeFloat, PositiveFloat, PositiveInt
 
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
 IMPORT_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """package.module:function"""
 
