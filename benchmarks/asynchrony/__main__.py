@@ -53,7 +53,11 @@ def measure_real_stack(seeds: Sequence[int], num_updates: int, policies: Sequenc
     print("\n".join(map(str, runs)))
     print(f"each tool call and score waits LogN(median {real_stack.MEDIAN_S:g} s, σ {real_stack.SIGMA:g})")
     for on_stale in policies:
-        print(f"α = 1 with on_stale: {on_stale}: {real_stack.speedup(runs, on_stale):.2f} times as fast as α = 0")
+        rewards = [real_stack.final_reward(runs, ratio=ratio, on_stale=on_stale) for ratio in (1, 0)]
+        print(
+            f"α = 1 with on_stale: {on_stale}: {real_stack.speedup(runs, on_stale):.2f} times as fast as α = 0, "
+            f"final reward {rewards[0]:.3f} against {rewards[1]:.3f}"
+        )
     print(report.json_line([], [], real_stack.speedup(runs, policies[0])))
 
 

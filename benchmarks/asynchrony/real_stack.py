@@ -84,6 +84,12 @@ def speedup(runs: list[RealRun], on_stale: str) -> float:
     return synchronous_s / sum(run.seconds for run in runs if run.ratio == 1 and run.on_stale == on_stale)
 
 
+def final_reward(runs: list[RealRun], *, ratio: float, on_stale: str) -> float:
+    """Mean over the seeds."""
+    rewards = [run.reward for run in runs if run.ratio == ratio and (ratio == 0 or run.on_stale == on_stale)]
+    return sum(rewards) / len(rewards)
+
+
 def _run_file(directory: Path, policy: Path, *, ratio: float, on_stale: str, seed: int, num_updates: int) -> dict[str, Any]:
     raw: dict[str, Any] = yaml.safe_load(RUN_FILE.read_text())
     raw["run"] = {"id": directory.name, "directory": str(directory), "model_path": str(policy), "seed": seed}

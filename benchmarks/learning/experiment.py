@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -41,8 +40,6 @@ class Arm:
     pg_variant: str
     lag: int
     """Updates between the weights that sample and those that learn; less in the first `lag` updates."""
-    settings: tuple[tuple[str, Any], ...] = ()
-    """Of the trainer's section, beside pg_variant."""
 
     @property
     def name(self) -> str:
@@ -184,5 +181,5 @@ def _configuration(arm: Arm, seed: int, policy: Path, scale: Scale) -> Configura
     (calculator,) = raw["env_agents"]["environments"]
     calculator["tasks"]["path"] = str(policy / "train.parquet")
     calculator["evaluation_tasks"]["path"] = str(policy / "heldout.parquet")
-    raw["trainer"] |= {"num_updates": scale.num_updates, "pg_variant": arm.pg_variant, **dict(arm.settings)}
+    raw["trainer"] |= {"num_updates": scale.num_updates, "pg_variant": arm.pg_variant}
     return msgspec.convert(raw, Configuration)

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from benchmarks.asynchrony import virtual_time
-from benchmarks.asynchrony.real_stack import RealRun, read, speedup
+from benchmarks.asynchrony.real_stack import RealRun, final_reward, read, speedup
 from benchmarks.asynchrony.report import FIGURES, json_line
 from benchmarks.asynchrony.waiting_calculator import WaitingCalculator
 from services.env_agents.environment import RequestedCall, Task
@@ -26,6 +26,14 @@ def test_speedup_is_over_all_seeds():
         )
     ]
     assert (speedup(runs, "wait"), speedup(runs, "drop")) == (2, 6)
+
+
+def test_final_reward_is_the_mean_over_the_seeds():
+    rewards = ((0, "wait", 0, 0.8), (1, "wait", 0, 0.5), (1, "drop", 0, 0.1), (0, "wait", 1, 0.6), (1, "wait", 1, 0.7))
+    runs = [RealRun(ratio, on_stale, seed, 1, 5, 0, reward) for ratio, on_stale, seed, reward in rewards]
+    assert final_reward(runs, ratio=0, on_stale="drop") == pytest.approx(0.7)
+    assert final_reward(runs, ratio=1, on_stale="wait") == pytest.approx(0.6)
+    assert final_reward(runs, ratio=1, on_stale="drop") == pytest.approx(0.1)
 
 
 def test_the_json_line_has_every_figure_and_null_for_what_was_not_measured():
