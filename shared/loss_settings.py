@@ -32,6 +32,12 @@ class KlSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offload_reference: bool = False
     """Keep the reference policy in the CPU's memory and bring it to the device only to score a batch."""
 
+    def __post_init__(self) -> None:
+        if self.controller == "adaptive" and self.coefficient == 0:
+            raise ValueError(
+                "kl.coefficient must be > 0 with kl.controller 'adaptive', which multiplies it, got 0; give a β to begin with"
+            )
+
     @property
     def is_used(self) -> bool:
         return self.coefficient > 0

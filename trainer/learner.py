@@ -36,7 +36,8 @@ class Learned:
     """Of the last epoch that took a step, each mini-batch before its step; the mismatch with the engine of the first epoch, since
     later ones have other weights than the engine had."""
     kl_behaviour_before: float
-    """KL(μ ‖ π_θ) before the first step: how far the data was from the policy that began to learn from it."""
+    """KL(μ ‖ π_θ) before the first step, of that step's mini-batch: how far the data was from the policy that began to learn from
+    it."""
     kl_coefficient: float
     """β that the update used."""
     grad_norm: float
