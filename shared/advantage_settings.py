@@ -6,10 +6,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from shared.environment_spec import NonNegativeInt, PositiveFloat, PositiveInt
+from shared.environment_spec import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from shared.loss_settings import IMPORT_PATH
 
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 

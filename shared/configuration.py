@@ -17,13 +17,12 @@ from msgspec import Meta
 
 from shared import advantage_settings, redis_address, strict_yaml
 from shared.advantage_settings import AdvantageSection, CriticSection
-from shared.environment_spec import EnvironmentSpec, NonNegativeInt, PositiveFloat, PositiveInt
+from shared.environment_spec import EnvironmentSpec, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from shared.errors import ConfigurationError
 from shared.loss_settings import CorrectionSection, KlSection, PolicyLossSection, check_single_correction, check_variant
 from shared.names import Name
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
 
 ADDRESS_VARIABLES: Mapping[str, str] = {
     "HEADRACE_REDIS_URL": "redis.url",

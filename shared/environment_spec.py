@@ -12,6 +12,7 @@ from shared.names import Name
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
 Retries = Annotated[int, Meta(ge=0)]
 
 

@@ -6,9 +6,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.environment_spec import PositiveFloat, PositiveInt
+from shared.environment_spec import NonNegativeFloat, PositiveFloat, PositiveInt
 
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
 IMPORT_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """package.module:function"""
 
@@ -32,6 +31,12 @@ class KlSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The reference policy's model directory; None: run.model_path, what the run started from."""
     offload_reference: bool = False
     """Keep the reference policy in the CPU's memory and bring it to the device only to score a batch."""
+
+    def __post_init__(self) -> None:
+        if self.controller == "adaptive" and self.coefficient == 0:
+            raise ValueError(
+                "kl.coefficient must be > 0 with kl.controller 'adaptive', which multiplies it, got 0; give a β to begin with"
+            )
 
     @property
     def is_used(self) -> bool:

@@ -125,7 +125,6 @@ class Checkpoints:
         # Of its own, because the writers meet while the training threads use theirs.
         self._meeting = ranks.Meeting(timeout)
         self._saving: Future[SaveResult] | None = None
-        self._engines: Mapping[str, Any] = {}
         if ranks.rank() == 0:
             _remove_leftovers(self._directory)
         ranks.barrier()
@@ -279,7 +278,7 @@ class Checkpoints:
         """Rank 0, when every rank's files are on disk."""
         make_durable(_partial(final), final)
         for path in _complete(self._directory)[: -self._keep]:
-            shutil.rmtree(path)
+            _discard(path)
 
     def _explained(self, final: Path, num_bytes: int, problem: str) -> str:
         older = _complete(self._directory)
@@ -335,6 +334,17 @@ def _complete(directory: Path) -> list[Path]:
     """Oldest version first."""
     found = [path for path in directory.glob("v*") if _NAME.match(path.name) and (path / STATE_FILE).is_file()]
     return sorted(found, key=lambda path: int(path.name[1:]))
+
+
+def _discard(path: Path) -> None:
+    """An old checkpoint, under the name of an unfinished one first, so that what a crash leaves of it is removed at the next start.
+
+    The newest is durable by now: what cannot be removed costs space, and no save.
+    """
+    try:
+        shutil.rmtree(path.rename(_partial(path)))
+    except OSError as error:
+        logging.getLogger(__name__).warning("the old checkpoint %s could not be removed: %s", path, error)
 
 
 def _remove_leftovers(directory: Path) -> None:

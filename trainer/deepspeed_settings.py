@@ -39,6 +39,19 @@ def uses_zero_3(trainer: TrainerSection) -> bool:
     return bool(deepspeed_settings(trainer, is_cpu=True)["zero_optimization"]["stage"] == max(ZERO_STAGES))
 
 
+def require_even_passes(attention: str, *, stage: int, num_ranks: int, key: str = "trainer.deepspeed") -> None:
+    """Ranks with ZeRO-3 gather weights in every pass, so each must make as many.
+
+    Raises: ConfigurationError if the model runs once for each sequence, of which ranks have different numbers.
+    """
+    if attention == "unpacked" and stage == max(ZERO_STAGES) and num_ranks > 1:
+        raise ConfigurationError(
+            f"{key}.zero_optimization.stage must be 1 or 2 with trainer.attention=unpacked on several ranks, got {stage} on "
+            f"{num_ranks}: each sequence is a pass of its own then, and ranks have different numbers of them; lower the stage, or "
+            "use one rank"
+        )
+
+
 def _require_no_schedule(trainer: TrainerSection, scheduler: Any, key: str) -> None:
     """DeepSpeed's scheduler steps once an optimizer step and starts from `trainer.learning_rate`; ours would overrule it."""
     ours = {"learning_rate_schedule": "constant", "warmup_updates": 0, "final_learning_rate": 0.0}
@@ -105,6 +118,8 @@ def _impose(user: Mapping[str, Any], decided: Mapping[str, Any], *, path: str) -
     for key, value in decided.items():
         given = user.get(key, AUTO)
         if isinstance(value, dict):
+            if given != AUTO and not isinstance(given, dict):
+                raise ConfigurationError(f"{path}.{key} must hold settings, as DeepSpeed's does, got {given!r}")
             settings[key] = _impose({} if given == AUTO else given, value, path=f"{path}.{key}")
         elif given in (AUTO, value):
             settings[key] = value

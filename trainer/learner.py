@@ -6,7 +6,7 @@ a sum of globally weighted tokens, so the first is undone and the second switche
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import deepspeed
 import msgspec
@@ -30,11 +30,14 @@ from trainer.reference import ReferencePolicy
 
 @dataclass(frozen=True)
 class Learned:
-    """What one update did. `measures` are those of the last epoch that took a step, each mini-batch before its step."""
+    """What one update did."""
 
     measures: Measures
+    """Of the last epoch that took a step, each mini-batch before its step; the mismatch with the engine of the first epoch, since
+    later ones have other weights than the engine had."""
     kl_behaviour_before: float
-    """KL(μ ‖ π_θ) before the first step: how far the data was from the policy that began to learn from it."""
+    """KL(μ ‖ π_θ) before the first step, of that step's mini-batch: how far the data was from the policy that began to learn from
+    it."""
     kl_coefficient: float
     """β that the update used."""
     grad_norm: float
@@ -56,6 +59,8 @@ class _Step:
 
     plan: StepPlan
     batches: Sequence[Prepared]
+    epoch: int
+    """From 0."""
     number: int
     """From 1, within its epoch."""
     sums: MeasureSums
@@ -115,40 +120,41 @@ class Learner:
         kl_coefficient = self.kl_controller.coefficient
         self.engine.train(is_learning)
         first: Measures | None = None
-        taken: Measures | None = None
-        grad_norms: list[float] = []
+        taken: dict[int, Measures] = {}
+        grad_norm = math.inf if is_learning else 0.0
         skipped: SkippedStep | None = None
-        for step in self._steps(plan, prepared):
+        for num_before, step in enumerate(self._steps(plan, prepared)):
             self._offending = []
             self._accumulate(plan, step, is_learning=is_learning)
             measures = step.sums.reduce(num_steps=step.number)
             first = first or measures
-            if is_learning and not _is_taken(self.engine):
-                skipped = self._skipped(plan, len(grad_norms))
-                break
-            taken = measures
-            grad_norms.append(float(self.engine.get_global_grad_norm()) if is_learning else 0.0)
+            if is_learning:
+                if not _is_taken(self.engine):
+                    skipped = self._skipped(plan, num_before)
+                    break
+                grad_norm = float(self.engine.get_global_grad_norm())
+            taken[step.epoch] = measures
             if not self._learn_values(step):
-                skipped = self._skipped(plan, len(grad_norms))
+                skipped = self._skipped(plan, num_before + is_learning)
                 break
         assert first is not None, "there is at least one epoch and one step"
         if taken and is_learning:
             self.kl_controller.observe(first.kl_reference, num_sequences=plan.num_sequences)
         return Learned(
-            measures=taken or first,
+            measures=_reported(taken) if taken else first,
             kl_behaviour_before=first.kl_behaviour,
             kl_coefficient=kl_coefficient,
-            grad_norm=grad_norms[-1] if grad_norms else math.inf,
+            grad_norm=grad_norm,
             learning_rate=rate,
             values=step.value_sums.reduce(num_steps=step.number),
             skipped=skipped,
         )
 
     def _steps(self, plan: BatchPlan, prepared: Sequence[Prepared]) -> Iterator[_Step]:
-        for _ in range(self._trainer.ppo_epochs):
+        for epoch in range(self._trainer.ppo_epochs):
             sums, value_sums = MeasureSums(self.engine.device), ValueSums(self.engine.device)
             for number, (step, batches) in enumerate(by_step(plan.steps, prepared), start=1):
-                yield _Step(step, batches, number, sums, value_sums)
+                yield _Step(step, batches, epoch, number, sums, value_sums)
 
     def _skipped(self, plan: BatchPlan, num_steps: int) -> SkippedStep:
         """Whose fault it was. A collective."""
@@ -184,6 +190,12 @@ class Learner:
             for group in self.engine.optimizer.param_groups:
                 group["lr"] = learning_rate(self._schedule, num_updates)
         return float(self.engine.optimizer.param_groups[0]["lr"])
+
+
+def _reported(by_epoch: Mapping[int, Measures]) -> Measures:
+    """Of the last epoch, but for the mismatch."""
+    first, last = by_epoch[0], by_epoch[max(by_epoch)]
+    return replace(last, logprob_mismatch_max=first.logprob_mismatch_max, logprob_mismatch_mean=first.logprob_mismatch_mean)
 
 
 def _is_taken(engine: deepspeed.DeepSpeedEngine) -> bool:

@@ -20,7 +20,7 @@ from trainer.micro_batch import MicroBatch
 TEMPERATURE_FACTORS = tuple(2 ** (step / 8) for step in range(-12, 13) if step)
 """Tried in place of the recorded temperature: 0.35 to 2.8 times it."""
 PROBED_MICRO_BATCHES = 2
-"""On each rank; a diagnosis needs no more."""
+"""On each rank, those that can tell most; a diagnosis needs no more."""
 FAR_NATS = 1.0
 """Rounding never makes a log-probability wrong by so much."""
 CONCENTRATED_SHARE = 0.1
@@ -69,7 +69,7 @@ class MismatchCheck:
             return
         found = self._compare(batches)
         if not found.mean <= self._max_mean:
-            probed = batches[:PROBED_MICRO_BATCHES]
+            probed = sorted(batches, key=lambda rows: int(_telling(rows).sum()), reverse=True)[:PROBED_MICRO_BATCHES]
             raise TrainingError(refusal(found, self._best_temperature(probed), max_mean=self._max_mean))
         self._is_passed = True
 

@@ -23,10 +23,10 @@ from transformers.integrations import HfDeepSpeedConfig
 
 from shared.configuration import TrainerSection
 from shared.errors import ConfigurationError
-from trainer import lora
+from trainer import lora, ranks
 from trainer.attention import SDPA_BY_ROW, AttentionKind, attention_kind
 from trainer.batching import SequenceCost
-from trainer.deepspeed_settings import deepspeed_settings
+from trainer.deepspeed_settings import deepspeed_settings, require_even_passes
 from trainer.logprobs import sampled_token_logprobs
 from trainer.model_check import check_model
 from trainer.packing import Packed, pack, unpack
@@ -220,6 +220,7 @@ def build_engine(policy: Policy, trainer: TrainerSection) -> deepspeed.DeepSpeed
 def initialise(model: nn.Module, trainer: TrainerSection, *, key: str) -> deepspeed.DeepSpeedEngine:
     """The engine of any model under `trainer.deepspeed`. Args: key: where the user wrote it, for messages."""
     settings = deepspeed_settings(trainer, is_cpu=is_cpu(), key=key)
+    require_even_passes(trainer.attention, stage=settings["zero_optimization"]["stage"], num_ranks=ranks.count(), key=key)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=settings)
     return engine

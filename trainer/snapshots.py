@@ -55,11 +55,13 @@ class SnapshotEngine(TorchCheckpointEngine):  # type: ignore[misc] # DeepSpeed h
 
 def snapshot(engine: Any, directory: Path, *, tag: str, copier: "Copier") -> list[SnapshotFile]:
     """This rank's files of a DeepSpeed checkpoint, in memory. A collective."""
-    collector = SnapshotEngine(copier)
+    collector, usual = SnapshotEngine(copier), engine.checkpoint_engine
     engine.checkpoint_engine = collector
     # It would copy its conversion scripts into the folder at once; model/ is what they are for.
     engine._copy_recovery_script = lambda save_path: None
     engine.save_checkpoint(str(directory), tag=tag, save_latest=False)
+    # The engine must not hold the copies until the next save.
+    engine.checkpoint_engine = usual
     return collector.files
 
 

@@ -1,7 +1,9 @@
 """Checkpoints appear whole or not at all, and come back as they were."""
 
+import gc
 import random
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -101,6 +103,18 @@ def test_only_the_newest_are_kept(learner, model_path, tmp_path):
     assert names(tmp_path) == ["v00010", "v00011"]
 
 
+def test_an_old_one_that_cannot_be_removed_fails_no_save(learner, model_path, tmp_path, monkeypatch):
+    saved = checkpoints(tmp_path, model_path, keep=1)
+    save(saved, learner, 1)
+    with monkeypatch.context() as stuck:
+        stuck.setattr("shutil.rmtree", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied", str(path))))
+        assert save(saved, learner, 2).problem is None
+    assert saved.newest().version == 2
+    assert names(tmp_path) == [".v00001.partial", "v00002"]
+    checkpoints(tmp_path, model_path)
+    assert names(tmp_path) == ["v00002"], "what is left of it is removed at the next start"
+
+
 def test_training_goes_on_while_the_checkpoint_of_the_version_before_is_written(learner, model_path, tmp_path, monkeypatch):
     may_write = threading.Event()
     write = SnapshotFile.write
@@ -119,6 +133,16 @@ def test_training_goes_on_while_the_checkpoint_of_the_version_before_is_written(
     saved.load({POLICY: other.engine}, saved.newest(), {})
     assert all(torch.equal(weight, at_save[name]) for name, weight in weights(other).items())
     assert not all(torch.equal(weight, at_save[name]) for name, weight in weights(learner).items())
+
+
+def test_a_save_that_ended_leaves_no_copy_in_memory(learner, model_path, tmp_path, monkeypatch):
+    written = []
+    write = SnapshotFile.write
+    monkeypatch.setattr(SnapshotFile, "write", lambda file: (written.append(weakref.ref(file)), write(file)))
+    assert save(checkpoints(tmp_path, model_path), learner, 1).problem is None
+    gc.collect()
+    assert len(written) == 2
+    assert [file() for file in written] == [None, None]
 
 
 def test_random_numbers_and_small_states_continue(learner, model_path, tmp_path):

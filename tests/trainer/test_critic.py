@@ -203,6 +203,7 @@ def test_a_critic_that_alone_is_no_number_is_counted_too(one_rank, model_path):
     rows = episodes()
     learned = learner.learn(plan(rows), rows)
     assert learned.skipped.cause == "gradient"
+    assert not learned.has_learnt, "neither model took a step"
     assert set(learned.skipped.entry_ids) == set(rows)
     assert all(torch.equal(*pair) for pair in zip(critic.engine.module.backbone.parameters(), before, strict=True))
 

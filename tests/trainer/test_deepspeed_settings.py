@@ -6,7 +6,7 @@ import pytest
 
 from shared.errors import ConfigurationError
 from tests.trainer.learning import section
-from trainer.deepspeed_settings import deepspeed_settings
+from trainer.deepspeed_settings import deepspeed_settings, require_even_passes
 
 
 def settings(user=None, **trainer):
@@ -40,12 +40,20 @@ def test_unknown_settings_pass_through():
         ({"bf16": {"enabled": True}}, r"trainer.deepspeed.bf16.enabled is True where .* make it False"),
         ({"gradient_clipping": 2.0}, r"gradient_clipping is 2.0 where .* make it 1.0"),
         ({"gradient_accumulation_steps": 4}, r"gradient_accumulation_steps is 4 where .* make it 1"),
+        ({"bf16": True}, r"trainer.deepspeed.bf16 must hold settings, as DeepSpeed's does, got True"),
         ({"zero_optimization": {"stage": 0}}, r"stage must be 1, 2 or 3, got 0"),
     ],
 )
 def test_a_contradiction_names_both_values(user, sentence):
     with pytest.raises(ConfigurationError, match=sentence):
         settings(user)
+
+
+def test_ranks_that_would_gather_in_uneven_passes_are_refused():
+    for attention, stage, num_ranks in [("sdpa", 3, 2), ("unpacked", 2, 2), ("unpacked", 3, 1)]:
+        require_even_passes(attention, stage=stage, num_ranks=num_ranks)
+    with pytest.raises(ConfigurationError, match=r"stage must be 1 or 2 with trainer.attention=unpacked .* got 3 on 2"):
+        require_even_passes("unpacked", stage=3, num_ranks=2)
 
 
 @pytest.mark.parametrize(

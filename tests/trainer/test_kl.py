@@ -56,6 +56,11 @@ def test_adaptive_coefficient_by_hand(kl, factor):
     assert controller.coefficient == pytest.approx(0.1 * factor)
 
 
+def test_an_adaptive_coefficient_that_could_never_grow_is_refused():
+    with pytest.raises(ValueError, match=r"kl.coefficient must be > 0 with kl.controller 'adaptive', which multiplies it, got 0"):
+        adaptive(coefficient=0.0)
+
+
 def test_a_fixed_coefficient_stays():
     controller = KlController(KlSection(coefficient=0.1))
     controller.observe(5.0, num_sequences=1000)

@@ -136,6 +136,9 @@ def test_later_epochs_measure_the_ratio_to_the_same_behaviour_policy(one_rank, m
     twice, _, _ = learn(model_path, section(learning_rate=1e-3, ppo_epochs=2), max_tokens=70)
     assert twice.measures.kl_behaviour != pytest.approx(once.measures.kl_behaviour, rel=1e-3)
     assert twice.kl_behaviour_before == pytest.approx(once.measures.kl_behaviour), "before the first step, whatever follows"
+    assert once.measures.logprob_mismatch_mean > 0
+    for name in ("logprob_mismatch_max", "logprob_mismatch_mean"):
+        assert getattr(twice.measures, name) == pytest.approx(getattr(once.measures, name)), "the epochs' own steps do not count"
 
 
 def test_each_mini_batch_is_a_step_with_its_own_normalisation(one_rank, model_path):

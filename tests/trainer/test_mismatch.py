@@ -84,6 +84,13 @@ def test_another_temperature_is_found(scorer, recorded, sampled):
     assert "so the engine samples at another temperature than the records say" in sentence
 
 
+def test_the_diagnosis_looks_at_the_micro_batches_that_can_tell(scorer):
+    behaviour = scorer.at(torch.full((4,), 0.7))
+    stale = [rows(scorer, behaviour, on_policy=False) for _ in range(3)]
+    with pytest.raises(TrainingError, match=r"at 0\.7\d* times the recorded 1 they would differ by"):
+        MismatchCheck(scorer, max_mean=0.05, device=CPU).judge([*stale, rows(scorer, behaviour)])
+
+
 def test_rounding_is_told_from_another_model(scorer):
     exact = scorer.at(torch.ones(4))
     noise = torch.randn(exact.shape, generator=torch.Generator().manual_seed(1))

@@ -19,7 +19,8 @@ class WandbTracker:
             resume="allow",
             dir=directory,
             config=configuration,
-            settings=wandb.Settings(console="off", silent=True),
+            # Its metadata has the command line, where a --set may hold Redis's password.
+            settings=wandb.Settings(console="off", silent=True, x_disable_meta=True),
         )
         # Its own step only rises, and a resumed run's version goes back.
         self._run.define_metric("version")

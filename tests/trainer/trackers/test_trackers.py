@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shared.configuration import Configuration, RunSection
+from shared.configuration import Configuration, RedisSection, RunSection
 from shared.errors import ConfigurationError
 from shared.evaluation import EpisodeStatistics
 from shared.trajectory import Outcome
@@ -114,10 +114,13 @@ def log_records(data: bytes):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-def test_wandb_offline_holds_every_number(tmp_path, monkeypatch):
+def test_wandb_offline_holds_every_number_and_no_password(tmp_path, monkeypatch):
     wandb_internal_pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    assert tell(configuration(tmp_path, "wandb")).failures == 0
+    url = "redis://user:s3cret@control:6379/0"
+    monkeypatch.setattr(sys, "argv", ["train.py", "--set", f"redis.url={url}"])
+    run = msgspec.structs.replace(configuration(tmp_path, "wandb"), redis=RedisSection(url=url))
+    assert tell(run).failures == 0
     (path,) = tmp_path.glob("wandb/offline-run-*/run-run-7.wandb")
     found = {}
     for data in log_records(path.read_bytes()):
@@ -126,6 +129,9 @@ def test_wandb_offline_holds_every_number(tmp_path, monkeypatch):
             found["/".join(item.nested_key) or item.key] = json.loads(item.value_json)
     expected = {**update_scalars(METRICS), **evaluation_scalars(EVALUATION), "version": 3}
     assert expected.items() <= found.items()
+    written = b"".join(path.read_bytes() for path in (tmp_path / "wandb").rglob("*") if path.is_file())
+    assert b"user@control:6379" in written
+    assert b"s3cret" not in written
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
