@@ -17,6 +17,7 @@ from jsonschema import Draft202012Validator
 
 from shared import configuration, strict_yaml
 from shared.configuration import ADDRESS_VARIABLES, Configuration
+from shared.hub_tokens import CLIENT_VARIABLE, CONTROL_VARIABLE
 from shared.ledger import Books
 from shared.redis_address import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE, connection_url
 from tests.deploy.custom_resources import JOB_SET, SCALED_OBJECT
@@ -159,7 +160,7 @@ def test_every_address_names_a_service_and_its_port(manifests, layout):
 
 
 def test_every_variable_is_one_that_a_process_reads(manifests):
-    ours = {*ADDRESS_VARIABLES, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE}
+    ours = {*ADDRESS_VARIABLES, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE, CLIENT_VARIABLE, CONTROL_VARIABLE}
     assert named(manifests, "ConfigMap", "addresses")["data"].keys() == ADDRESS_VARIABLES.keys()
     for where, _, container in containers([*manifests, files_pod()]):
         assert {variable["name"] for variable in container.get("env", [])} <= ours | OURS_WITHOUT_VALUE, where
@@ -216,7 +217,8 @@ def test_trainer_nodes_are_the_trainer_but_for_the_number_of_gpus(tmp_path):
 
 
 def _variables(template):
-    return {variable["name"]: variable["value"] for variable in template["spec"]["containers"][0]["env"]}
+    """Those with a value; the others' are secrets."""
+    return {variable["name"]: variable["value"] for variable in template["spec"]["containers"][0]["env"] if "value" in variable}
 
 
 def test_trainer_command_gives_deepspeed_the_world(tmp_path):
