@@ -32,9 +32,9 @@ define step
 endef
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-install: $(STAMP) ## set everything up in .venv (3 to 5 minutes, 3.5 GB)
+install: $(STAMP) ## set everything up in .venv (2 to 5 minutes, 3.5 GB)
 
 $(STAMP): pyproject.toml services/engine/requirements-cpu.txt Makefile
 	@if [ -z '$(PYTHON)' ]; then echo 'Headrace needs Python >= 3.11, and none is on the path; install one, or give it: make PYTHON=/path/to/python3' >&2; exit 1; fi
@@ -82,7 +82,7 @@ bench-async: install ## what asynchrony gains over synchronous training, under v
 bench-trainer: install ## an update against a step of TRL's, and what a checkpoint costs (about 9 minutes)
 	@$(BIN)/python -m benchmarks.trainer
 
-bench-learning: install ## how well each policy loss learns from stale data (a quarter of an hour on 2 cores)
+bench-learning: install ## how well six policy losses learn from stale data (a quarter of an hour on 2 cores)
 	@$(BIN)/python -m benchmarks.learning --output runs/learning
 
 clean: ## remove .venv, caches and the demo's runs

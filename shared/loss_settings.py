@@ -65,7 +65,7 @@ class PolicyLossSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     clamp_high: PositiveFloat = 2.0
     """clamped_is clamps r from above."""
     proximal: Literal["recomputed", "interpolated"] = "recomputed"
-    """π_prox of decoupled_ppo. recomputed: by a forward pass when the update begins, if it has more than one epoch. interpolated:
+    """π_prox of decoupled_ppo. recomputed: by a forward pass when the update begins, if it has more than one step. interpolated:
     between μ and π_θ by their versions."""
 
     def __post_init__(self) -> None:
