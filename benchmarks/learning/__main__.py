@@ -1,4 +1,4 @@
-"""Does it learn as well from stale data? The demo's task, every policy loss at lags 1, 2 and 4, against synchronous training.
+"""Does it learn as well from stale data? The demo's task, six policy losses at lags 1, 2 and 4, against synchronous training.
 
 Agents, environment, advantages, batch plan, loss and DeepSpeed step are the product's. Sampling is torch in the same process, so
 that all data of an update has the same lag, and every run sees the same number of samples. The last line is a JSON object.
