@@ -17,12 +17,17 @@ from trainer.assembly import Episode, Group, Selection
 from trainer.batching import BatchPlan, PlannedSequence, plan_shares
 from trainer.evaluation import Evaluations
 from trainer.fallback import synchronous_until
+from trainer.gathering import finish, weight_source
 from trainer.learner import Learned
 from trainer.model import Policy
 from trainer.rollouts import RolloutReader
 from trainer.stopping import StopSignal
 from trainer.tracking import JsonLines, Tracker, UpdateMetrics
+from trainer.weight_buckets import WeightSource
 from trainer.weight_push import PushTimes, WeightPusher
+
+CATCH_UP_S = 2.0
+"""Between two questions whether an engine lacks the weights, while there is no batch."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,8 @@ class Lead:
         self._evaluations = evaluations
         self._tracker = tracker
         self._stop = stop
+        self._pushed: tuple[WeightSource, int] | None = None
+        self._next_catch_up = 0.0
         directory = Path(configuration.run.directory)
         self._metrics = JsonLines(directory / "metrics.jsonl")
         self._lineage = JsonLines(directory / "lineage.jsonl")
@@ -101,6 +108,7 @@ class Lead:
             version,
             progress=lambda ready, needed: self._tracker.waiting(version, ready, needed),
             is_stopped=lambda: self._stop.is_set,
+            is_paused=self._is_paused,
         )
         if selection is None:
             return None
@@ -111,7 +119,19 @@ class Lead:
 
     def push(self, policy: Policy, version: int) -> PushTimes:
         """Puts the policy's weights in force on the engines as `version`."""
-        return self._pusher.push(policy.named_weights(), version)
+        self._pushed = (weight_source(policy), version)
+        try:
+            return self._pusher.push(*self._pushed)
+        finally:
+            finish(policy)
+
+    def _is_paused(self) -> bool:
+        """Brings engines up that joined or came back. Whether the run is paused because no engine can take calls."""
+        if time.monotonic() < self._next_catch_up or self._pushed is None:
+            return False
+        can_generate = self._pusher.catch_up(*self._pushed)
+        self._next_catch_up = time.monotonic() + CATCH_UP_S
+        return not can_generate
 
     def publish(self, batch: Batch, learned: Learned, version: int) -> None:
         """Moves the books to `version`. Its lineage is on disk first: a version in the books always has a line."""

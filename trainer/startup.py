@@ -100,6 +100,7 @@ def _lead(
         device=device,
         patience_s=max(trainer.weight_push.timeout_s, configuration.engines.start_timeout_s),
         notice=tracker.note,
+        can_check_values=configuration.engines.device == "cpu",
     )
     evaluations = Evaluations(
         trainer.evaluation,

@@ -11,7 +11,7 @@ import msgspec
 
 from shared.configuration import Configuration
 from shared.stream import TrajectoryConsumer
-from trainer import ranks
+from trainer import gathering, ranks
 from trainer.batching import BatchPlan, entry_ids
 from trainer.checkpoints import Checkpoints, RunState
 from trainer.lead import Batch, Lead
@@ -51,6 +51,8 @@ class TrainingLoop:
             self._lead.restore(self._version, self._resumed_group_ids)
             self._lead.push(self._learner.policy, self._version)
             self._lead.evaluate_if_due(self._version)
+        else:
+            gathering.follow(self._learner.policy)
         while self._version < self._configuration.trainer.num_updates:
             if not self._update():
                 break
@@ -78,6 +80,8 @@ class TrainingLoop:
             self._lead.publish(batch, learned, self._version)
             self._lead.log(batch, learned, pushed, fetch_s=fetched - started, train_s=trained - fetched)
             self._unsaved += batch.group_ids
+        else:
+            gathering.follow(self._learner.policy)
         if self._is_checkpoint_due():
             self._save()
         if self._lead:
@@ -87,7 +91,10 @@ class TrainingLoop:
     def _share_plan(self, batch: Batch | None) -> BatchPlan | None:
         """Rank 0's plan on every rank; None on all if rank 0 has no batch."""
         message = msgspec.msgpack.encode(batch.plan if batch else None)
-        plan: BatchPlan | None = _plan_decoder.decode(ranks.from_rank_zero(message, self._learner.engine.device))
+        # While rank 0 waits for its batch, it may push the weights once more, and need this rank for it.
+        while (received := ranks.from_rank_zero(message, self._learner.engine.device)) == gathering.GATHER:
+            gathering.take_part(self._learner.policy)
+        plan: BatchPlan | None = _plan_decoder.decode(received)
         return plan
 
     def _is_checkpoint_due(self) -> bool:

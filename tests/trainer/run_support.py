@@ -27,7 +27,7 @@ class AcceptingHub(ThreadingHTTPServer):
 
     def answer(self, path, body):
         if path == "/engines":
-            return [{"url": "http://127.0.0.1:9", "state": "ready"}]
+            return [{"id": "e", "url": "http://127.0.0.1:9", "state": "ready"}]
         if path == "/weight_groups":
             return {"group_name": f"headrace-{body['epoch']}", "world_size": 1, "engines": []}
         if path == "/weight_updates":
@@ -35,7 +35,10 @@ class AcceptingHub(ThreadingHTTPServer):
             return {"update_id": "u"}
         if path.endswith("/commit"):
             self.versions.append(self.pending)
-            return {"version": self.pending, "pause_s": 0.01, "pause_call_s": 0.0, "load_s": 0.0, "resume_s": 0.0}
+            times = {"pause_s": 0.01, "pause_call_s": 0.0, "load_s": 0.0, "verify_s": 0.0, "resume_s": 0.0}
+            return {"version": self.pending, "engines": [], "left_out": {}, "is_verified": True, **times}
+        if path == "/weights":
+            return {"version": self.versions[-1], "epoch": "e", "ready_engines": 1, "wanting_engines": []}
         return {}
 
 
