@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-compose lint format lock bench-hub bench-async clean
+.PHONY: help install demo test test-compose lint format lock bench-hub bench-async bench-learning clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -77,6 +77,9 @@ bench-hub: install ## what the hub adds to a generate call
 
 bench-async: install ## what asynchrony gains over synchronous training, under virtual time (about 8 minutes)
 	@$(BIN)/python -m benchmarks.asynchrony
+
+bench-learning: install ## how well each policy loss learns from stale data (three quarters of an hour on 2 cores)
+	@$(BIN)/python -m benchmarks.learning --output runs/learning
 
 clean: ## remove .venv, caches and the demo's runs
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info runs/demo runs/demo-*

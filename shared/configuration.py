@@ -71,10 +71,10 @@ class RolloutSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     async_generation_ratio: NonNegativeFloat = 1.0
     """α: how many batches generation may run ahead. 0 is synchronous, 1 one-step off-policy, above fully asynchronous; between
     two whole numbers, that share of each batch starts earlier. No token is trained at a lag above ⌈α⌉."""
-    on_stale: Literal["regenerate", "drop", "wait", "mask"] = "regenerate"
-    """What happens at the bound. regenerate: a group over it is discarded and its task runs again first. drop: discarded, and its
-    task does not run again. wait: training waits for running groups that would pass it, up to `stale_wait_s`, then regenerates.
-    mask: the group is trained without its tokens over the bound."""
+    on_stale: Literal["regenerate", "drop", "wait", "mask"] = "mask"
+    """What happens at the bound. mask: a group is trained without its tokens over it. regenerate: such a group is discarded and its
+    task runs again first. drop: discarded, and its task does not run again. wait: training waits for running groups that would
+    pass it, up to `stale_wait_s`, then regenerates; it does without as many as there are redundant groups."""
     stale_wait_s: PositiveFloat = 600.0
     """Longest wait of one update for such groups, with on_stale: wait."""
 

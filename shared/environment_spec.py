@@ -1,5 +1,6 @@
 """What a user says about an environment: in the run file, or in the body of `POST /environments`."""
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -95,6 +96,18 @@ class EnvironmentLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     start_retries: StartRetries = StartRetries()
     max_concurrent_episodes: PositiveInt = 1024
     """Over all episodes of this environment in one agent process."""
+    truncation_reward: float = 0.0
+    """Added to what the environment gave an episode up to the token or turn limit that ended it: neither `score` nor the declared
+    reward is asked for it. Where a wrong answer costs something, being cut has to cost as much, or the policy learns to ramble."""
+    timeout_reward: float | None = None
+    """The whole reward of an episode whose turn the environment did not answer in time, where the policy's own action may be why;
+    null takes it out of training, as all other deadlines and errors do."""
+
+    def __post_init__(self) -> None:
+        for name in ("truncation_reward", "timeout_reward"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"limits.{name} must be a finite number, got {value}")
 
 
 class RewardRetries(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ All keys of a run share the hash tag `{run_id}`, so that one Lua script may touc
 | ready         | zset    | group id → start number, oldest first                    | ledger scripts | admission                  |
 | unsaved       | zset    | group id → version trained, until a checkpoint holds it  | ledger scripts | groups between checkpoints |
 | groups        | hash    | group id → GroupRecord, JSON                             | ledger scripts | running + ready + unsaved  |
-| finished      | hash    | group id → episodes finished; `id:index` → stream entry  | ledger scripts | running + ready + unsaved  |
+| finished      | hash    | group id → episodes; `id:index` → entry; `id:tokens`     | ledger scripts | running + ready + unsaved  |
 | requeued      | list    | GroupRecord of tasks to run again, next first            | ledger scripts | admission                  |
 | cursors       | hash    | environment → index of its next task                     | ledger scripts | environments               |
 | trajectories  | stream  | trajectory records, consumer group `trainer`             | ledger scripts | removed when acknowledged  |
@@ -21,6 +21,7 @@ All keys of a run share the hash tag `{run_id}`, so that one Lua script may touc
 | environments  | hash    | environment name → EnvironmentSpec, JSON                 | env_agents     | registered environments    |
 | recent:{name} | list    | an environment's episodes as [outcome, reward], JSON     | env_agents     | newest 256                 |
 | last_problems | hash    | environment name → why its last bad episode ended, JSON  | env_agents     | registered environments    |
+| pipeline      | string  | PipelineReport of the last updates, JSON                 | trainer        | one report                 |
 | engines       | hash    | engine URL → registration, JSON                          | inference_hub  | registered engines         |
 | weights       | hash    | version and epoch of the weights in force                | inference_hub  | a few fields               |
 """
@@ -86,6 +87,10 @@ class Keys:
     @property
     def dead_letters(self) -> str:
         return self._key("dead_letters")
+
+    @property
+    def pipeline(self) -> str:
+        return self._key("pipeline")
 
     @property
     def processes(self) -> str:

@@ -33,9 +33,11 @@ import msgspec
 import redis
 import redis.asyncio
 
+from shared import pipeline as pipelines
 from shared import trajectory as trajectories
 from shared.errors import LedgerError, RecordError
 from shared.keys import CONSUMER_GROUP, MAX_DEAD_LETTERS, Keys
+from shared.pipeline import PipelineReport
 from shared.trajectory import Trajectory
 
 
@@ -128,6 +130,9 @@ class Books:
     unsaved: int
     discarded: Mapping[str, int]
     """By DiscardReason, or `filtered:` and the filter's name."""
+    discarded_tokens: Mapping[str, int]
+    """Tokens that the policy sampled and nobody trains, by reason: a group's; `surplus`, its group was complete without them;
+    `gone` and `lost`, their group had ended or another process plays it. What a cancelled call was sampling is not known."""
     requeued: int
     episodes_finished: int
     """Episodes whose record ever entered the stream."""
@@ -207,7 +212,10 @@ def _script_keys(keys: Keys) -> list[str]:
 def _parse_books(reply: Sequence[Any]) -> Books:
     pairs, running, ready, unsaved, requeued, stream_entries, holds = reply
     fields = {pairs[i].decode(): pairs[i + 1].decode() for i in range(0, len(pairs), 2)}
-    discarded = {name.partition(":")[2]: int(count) for name, count in fields.items() if name.startswith("discarded:")}
+
+    def by_reason(prefix: str) -> dict[str, int]:
+        return {name.removeprefix(prefix): int(count) for name, count in fields.items() if name.startswith(prefix)}
+
     return Books(
         version=int(fields.get("version", 0)),
         async_generation_ratio=float(fields.get("ratio", 0)),
@@ -217,7 +225,8 @@ def _parse_books(reply: Sequence[Any]) -> Books:
         ready=ready,
         trained=int(fields.get("trained", 0)),
         unsaved=unsaved,
-        discarded=discarded,
+        discarded=by_reason("discarded:"),
+        discarded_tokens={reason: count for reason, count in by_reason("discarded_tokens:").items() if count},
         requeued=requeued,
         episodes_finished=int(fields.get("episodes_finished", 0)),
         episodes_discarded=int(fields.get("episodes_discarded", 0)),
@@ -284,18 +293,23 @@ class AdmissionLedger:
         """Notes that the first episode of a running group is about to sample; later calls change nothing."""
         await self._run("sampling", group_id)
 
-    async def endings(self) -> AsyncGenerator[Ending, None]:
+    async def endings(self) -> AsyncGenerator[Ending | None, None]:
         """Groups that end while they run, within a round trip of their end; for as long as the connection holds.
 
-        A message that comes while nobody listens is lost: `renew` tells the same, later.
+        None whenever listening begins, also after a connection that was lost and made again: a message that came before is lost,
+        and `renew` tells the same.
         """
-        async with self._client.pubsub(ignore_subscribe_messages=True) as pubsub:
+        async with self._client.pubsub() as pubsub:
             await pubsub.subscribe(self._keys.endings)
             while True:
                 message = await pubsub.get_message(timeout=_LISTEN_S)
-                if message is not None:
+                if message is None:
+                    continue
+                if message["type"] == "message":
                     reason, _, group_id = message["data"].decode().partition(" ")
                     yield Ending(reason, group_id)
+                else:
+                    yield None
 
     async def finish(self, trajectory: Trajectory, *, num_needed: int | None = None, verdict: str = "") -> Receipt:
         """Records one finished episode, once, however often it is called for the same group and sample index.
@@ -305,7 +319,8 @@ class AdmissionLedger:
         """
         record = trajectories.encode(trajectory)
         needed = "" if num_needed is None else num_needed
-        reply = await self._run("finish", trajectory.group_id, trajectory.sample_index, record, needed, verdict)
+        num_tokens = trajectory.num_sampled_tokens
+        reply = await self._run("finish", trajectory.group_id, trajectory.sample_index, record, needed, verdict, num_tokens)
         return Receipt(reply.decode())
 
     async def settle(self, group_id: str, *, num_needed: int, verdict: str) -> None:
@@ -331,10 +346,22 @@ class AdmissionLedger:
         """Gives up groups that still run; returns how many did. A ready group is the trainer's to decide on."""
         return cast(int, await self._run("discard", reason, int(requeue), 1, *group_ids))
 
+    async def waste(self, tokens_by_reason: Mapping[str, int]) -> None:
+        """Counts tokens of episodes that were cancelled. A statistic: a call whose answer is lost may count twice."""
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for reason, count in tokens_by_reason.items():
+                pipeline.hincrby(self._keys.ledger, f"discarded_tokens:{reason}", count)
+            await pipeline.execute()
+
     async def processes(self) -> dict[str, int]:
         """The agent processes that live, by owner, and the episodes that each of them has to finish."""
         reply = await self._run("processes")
         return dict(sorted((reply[i].decode(), reply[i + 1]) for i in range(0, len(reply), 2)))
+
+    async def pipeline(self) -> PipelineReport | None:
+        """The trainer's newest report; None before its first."""
+        record = cast(bytes | None, await self._client.get(self._keys.pipeline))
+        return None if record is None else pipelines.decode(record)
 
     async def books(self) -> Books:
         return _parse_books(await self._run("books"))
@@ -408,6 +435,10 @@ class TrainingLedger:
     def discard(self, group_ids: Iterable[str], reason: DiscardReason, *, requeue: bool) -> int:
         """Gives up groups that run or are ready; returns how many were."""
         return cast(int, self._run("discard", reason, int(requeue), 0, *group_ids))
+
+    def report_pipeline(self, report: PipelineReport) -> None:
+        """Puts the newest report where every process of the run finds it."""
+        self._client.set(self._keys.pipeline, pipelines.encode(report))
 
     def books(self) -> Books:
         return _parse_books(self._run("books"))

@@ -29,11 +29,11 @@ class Outcome(StrEnum):
     COMPLETED = "completed"
     """The environment said so; its reward is meaningful."""
     TRUNCATED = "truncated"
-    """The token or turn limit came first; the reward is what the environment gave up to there."""
+    """The token or turn limit came first; the reward is what the environment gave up to there, and limits.truncation_reward."""
     ENVIRONMENT_ERROR = "environment_error"
     """The environment raised or answered nonsense; there is no reward to learn from."""
     TIMEOUT = "timeout"
-    """The environment or the whole episode passed its deadline; there is no reward to learn from."""
+    """The environment or the whole episode passed its deadline; there is no reward to learn from, unless limits states one."""
     CANCELLED = "cancelled"
     """Nobody needed the episode any more."""
 
@@ -112,6 +112,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings
     finished_at: float
     """Unix seconds."""
+    has_stated_reward: bool = False
+    """Its environment's spec says what this ending is worth, so it teaches although its outcome says nothing of the policy."""
 
     def __post_init__(self) -> None:
         num_tokens = self.num_tokens
@@ -139,6 +141,11 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     def num_sampled_tokens(self) -> int:
         """Tokens that carry loss."""
         return int(np.count_nonzero(self.loss_mask))
+
+    @property
+    def is_trainable(self) -> bool:
+        """Its reward means something, and it has a token that the policy sampled."""
+        return (self.outcome.is_trainable or self.has_stated_reward) and self.num_sampled_tokens > 0
 
     @property
     def token_ids(self) -> TokenIds:

@@ -4,6 +4,7 @@ A group is WAITING for episodes → complete → in a batch, or given up as stal
 in which order they started; this module says which of them train next and which never will.
 """
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -13,10 +14,12 @@ import numpy as np
 from shared import versions
 from shared.ledger import GroupRecord, LiveGroups, ReadyGroup
 from shared.stream import Delivery
-from shared.trajectory import Trajectory
+from shared.trajectory import Timings, Trajectory
 
 MIN_TRAINABLE = 2
 """A group-relative baseline needs a sibling."""
+FLOOR_SLACK = 1e-9
+"""Keeps a product such as 1.1 * 10 from falling below its exact value, as in admit.lua."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,18 @@ class Episode:
     sampled_by_version: tuple[tuple[int, int], ...]
     """(policy version, tokens it sampled), oldest first."""
     reward: float
+    timings: Timings
     is_trainable: bool
     """Its reward means something, and it has a token that the policy sampled."""
 
     @property
     def oldest_version(self) -> int | None:
         return self.sampled_by_version[0][0] if self.sampled_by_version else None
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(count for _, count in self.sampled_by_version)
 
     def num_sampled_since(self, version: int) -> int:
         """Tokens sampled by `version` or a later one."""
@@ -55,7 +64,8 @@ class Episode:
             num_tokens=trajectory.num_tokens,
             sampled_by_version=_sampled_by_version(trajectory),
             reward=trajectory.reward,
-            is_trainable=trajectory.outcome.is_trainable and trajectory.num_sampled_tokens > 0,
+            timings=trajectory.timings,
+            is_trainable=trajectory.is_trainable,
         )
 
 
@@ -121,15 +131,17 @@ class Selection:
     stale: tuple[str, ...]
     failed: tuple[str, ...]
     awaited: tuple[str, ...]
-    """Running groups that started before the youngest of the batch, and that this update would make stale."""
+    """Running groups to wait for: this update would make them stale, and more of them than redundant groups make up for."""
 
 
-def select(groups: dict[str, Group], live: LiveGroups, *, version: int, on_stale: OnStale, batch_groups: int) -> Selection:
+def select(
+    groups: dict[str, Group], live: LiveGroups, *, version: int, on_stale: OnStale, batch_groups: int, redundant_groups: int
+) -> Selection:
     """The B oldest groups that may be trained at `version`, and those that may not any more.
 
     A group has failed when fewer than two of its episodes can be learnt from.
 
-    Args: groups: those with an episode delivered. live: the ledger's books.
+    Args: groups: those with an episode delivered. live: the ledger's books. batch_groups, redundant_groups: of admission.
     """
     oldest_version = version - versions.max_lag(live.async_generation_ratio)
     stale = stale_groups(groups, live, oldest_version=oldest_version, on_stale=on_stale)
@@ -138,7 +150,7 @@ def select(groups: dict[str, Group], live: LiveGroups, *, version: int, on_stale
     usable = [(record, group) for record, group in arrived if group.group_id not in failed]
     chosen = usable[:batch_groups] if len(usable) >= batch_groups else []
     youngest_start = max((record.start_number for record, _ in chosen), default=0)
-    awaited = [
+    stragglers = [
         record.group_id
         for record in live.running
         if on_stale == "wait"
@@ -146,13 +158,25 @@ def select(groups: dict[str, Group], live: LiveGroups, *, version: int, on_stale
         and record.start_number < youngest_start
         and _oldest_of_running(record, groups, otherwise=version) <= oldest_version
     ]
+    num_live = len(live.ready) + len(live.running) - len(stale) - len(failed)
+    num_spare = spare_groups(num_live, live.async_generation_ratio, batch_groups=batch_groups, redundant_groups=redundant_groups)
     return Selection(
         batch=tuple(group for _, group in chosen),
         oldest_version=oldest_version,
         stale=tuple(stale),
         failed=tuple(failed),
-        awaited=tuple(awaited),
+        awaited=tuple(stragglers) if len(stragglers) > num_spare else (),
     )
+
+
+def spare_groups(num_live: int, async_generation_ratio: float, *, batch_groups: int, redundant_groups: int) -> int:
+    """How many live groups nothing counts on: those that redundancy has added to what α admits, as far as they live.
+
+    The ledger admits ⌊(v + 1 + α) · B⌋ groups and redundant ones beyond that, and v · B are trained, so ⌊(1 + α) · B⌋ ready and
+    running ones fill every batch that α plans. The slowest of the rest are what redundancy is there to leave behind.
+    """
+    num_planned = math.floor((1 + async_generation_ratio) * batch_groups + FLOOR_SLACK)
+    return max(0, min(redundant_groups, num_live - num_planned))
 
 
 def stale_groups(groups: dict[str, Group], live: LiveGroups, *, oldest_version: int, on_stale: OnStale) -> list[str]:

@@ -1,35 +1,21 @@
 """Held-out tasks: asked of the agents between two updates, so that they run on exactly the weights just pushed. Rank 0 only."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
 
 from shared.configuration import EvaluationSection
+from shared.evaluation import EvaluationRequest, EvaluationResult, Transcript
 from trainer.stopping import StopInterrupt, StopSignal
 from trainer.tracking import JsonLines, Tracker
 
 NUM_TRANSCRIPTS = 3
 CONNECT_ATTEMPTS = 30
 RETRY_S = 1.0
-
-
-class Transcript(msgspec.Struct, frozen=True):
-    environment: str
-    task_id: str
-    reward: float
-    outcome: str
-    text: str
-
-
-class EvaluationReply(msgspec.Struct, frozen=True):
-    """Results by environment: episodes, mean_reward, success_rate, outcomes."""
-
-    version: int
-    results: dict[str, dict[str, Any]]
-    transcripts: tuple[Transcript, ...] = ()
+JSON = {"Content-Type": "application/json"}
 
 
 class Evaluations:
@@ -78,31 +64,26 @@ class Evaluations:
         is_turn = version % self._settings.every_updates == 0 or version == self._num_updates
         return self._settings.num_episodes > 0 and is_turn and version not in self._done
 
-    def _evaluate(self, version: int, *, greedy: bool, transcripts: int) -> EvaluationReply:
-        body = {
-            "num_episodes": self._settings.num_episodes,
-            "greedy": greedy,
-            "environments": None,
-            "transcripts": transcripts,
-        }
-        reply = msgspec.json.decode(self._post(body), type=EvaluationReply)
+    def _evaluate(self, version: int, *, greedy: bool, transcripts: int) -> EvaluationResult:
+        request = EvaluationRequest(num_episodes=self._settings.num_episodes, greedy=greedy, transcripts=transcripts)
+        reply = msgspec.json.decode(self._post(msgspec.json.encode(request)), type=EvaluationResult)
         self._lines.append({"version": version, "greedy": greedy, "results": reply.results, "time": time.time()})
         for environment, result in reply.results.items():
             self._tracker.note(
                 f"evaluation of version {version}, {environment}, {'greedy' if greedy else 'sampled'}: "
-                f"success {result['success_rate']:.3f}, reward {result['mean_reward']:.3f}, {result['episodes']} episodes"
+                f"success {result.success_rate:.3f}, reward {result.mean_reward:.3f}, {result.episodes} episodes"
             )
         return reply
 
-    def _post(self, body: dict[str, Any]) -> bytes:
+    def _post(self, body: bytes) -> bytes:
         for _ in range(CONNECT_ATTEMPTS - 1):
             try:
-                return self._client.post("/evaluations", json=body).raise_for_status().content
+                return self._client.post("/evaluations", content=body, headers=JSON).raise_for_status().content
             except httpx.ConnectError:
                 time.sleep(RETRY_S)
-        return self._client.post("/evaluations", json=body).raise_for_status().content
+        return self._client.post("/evaluations", content=body, headers=JSON).raise_for_status().content
 
-    def _write_transcripts(self, version: int, transcripts: tuple[Transcript, ...]) -> None:
+    def _write_transcripts(self, version: int, transcripts: Sequence[Transcript]) -> None:
         folder = self._directory / "transcripts"
         folder.mkdir(exist_ok=True)
         parts = [

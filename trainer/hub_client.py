@@ -7,8 +7,12 @@ import httpx
 import msgspec
 
 from shared.errors import EngineError, WeightUpdateError
+from trainer.pipeline import EngineReading
 
 T = TypeVar("T")
+
+QUESTION_TIMEOUT_S = 5.0
+"""Short: a question asked in passing is not worth a pause of training."""
 
 
 class GroupStaleError(WeightUpdateError):
@@ -99,8 +103,12 @@ class HubClient:
     def engines(self) -> list[EngineReply]:
         return self._call("GET", "/engines", list[EngineReply])
 
+    def usage(self) -> list[EngineReading]:
+        """How long each engine was ready, idle and busy up to now."""
+        return self._call("GET", "/usage", list[EngineReading], timeout_s=QUESTION_TIMEOUT_S)
+
     def weights(self) -> WeightsReply:
-        return self._call("GET", "/weights", WeightsReply)
+        return self._call("GET", "/weights", WeightsReply, timeout_s=QUESTION_TIMEOUT_S)
 
     def form_group(
         self,
@@ -135,9 +143,18 @@ class HubClient:
     def abandon(self, update_id: str) -> None:
         self._call("DELETE", f"/weight_updates/{update_id}", dict)
 
-    def _call(self, method: str, path: str, reply_type: type[T], body: dict[str, Any] | None = None) -> T:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        reply_type: type[T],
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> T:
+        timeout = self._client.timeout if timeout_s is None else timeout_s
         try:
-            response = self._client.request(method, path, json=body)
+            response = self._client.request(method, path, json=body, timeout=timeout)
         except httpx.TransportError as error:
             raise EngineError(f"the inference hub at {self._address} must answer {method} {path}, got {_words(error)}") from error
         try:

@@ -1,6 +1,7 @@
 """What rank 0 does besides training: batches from the stream, weights to the engines, books, files. No other rank has a Lead."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from trainer.fallback import synchronous_until
 from trainer.gathering import finish, weight_source
 from trainer.learner import Learned
 from trainer.model import Policy
+from trainer.pipeline import MASKED, NO_REWARD, Stretch, tokens_by_lag
+from trainer.pipeline_watch import PipelineWatch
 from trainer.rollouts import RolloutReader
 from trainer.stopping import StopSignal
 from trainer.tracking import JsonLines, Tracker, UpdateMetrics
@@ -48,6 +51,21 @@ class Batch:
         return tuple(group.group_id for group in self.groups)
 
     @property
+    def trained_by_version(self) -> list[tuple[int, int]]:
+        """(policy version, tokens it sampled that carry loss), of all episodes."""
+        sampled = (pair for episode in self.episodes for pair in episode.sampled_by_version)
+        return [(version, count) for version, count in sampled if version >= self.plan.oldest_version]
+
+    @property
+    def unused_tokens(self) -> dict[str, int]:
+        """Sampled tokens of its groups that carry no loss, by reason."""
+        since = self.plan.oldest_version
+        return {
+            MASKED: sum(episode.num_sampled - episode.num_sampled_since(since) for episode in self.episodes),
+            NO_REWARD: sum(episode.num_sampled for group in self.groups for episode in group.episodes if not episode.is_trainable),
+        }
+
+    @property
     def lags(self) -> list[int]:
         """Of every episode with a token that carries loss: of its oldest such token."""
         trained = [
@@ -68,6 +86,7 @@ class Lead:
         ledger: TrainingLedger,
         pusher: WeightPusher,
         evaluations: Evaluations,
+        pipeline: PipelineWatch,
         tracker: Tracker,
         stop: StopSignal,
     ) -> None:
@@ -76,6 +95,7 @@ class Lead:
         self._ledger = ledger
         self._pusher = pusher
         self._evaluations = evaluations
+        self._pipeline = pipeline
         self._tracker = tracker
         self._stop = stop
         self._pushed: tuple[WeightSource, int] | None = None
@@ -104,6 +124,7 @@ class Lead:
     def next_batch(self, version: int, num_ranks: int) -> Batch | None:
         """The batch of the update of `version`; None once stopped."""
         started = time.perf_counter()
+        self._pipeline.begin()
         selection = self._reader.next_batch(
             version,
             progress=lambda ready, needed: self._tracker.waiting(version, ready, needed),
@@ -171,15 +192,29 @@ class Lead:
         self._ledger.acknowledge(version)
 
     def log(self, batch: Batch, learned: Learned, pushed: PushTimes, *, fetch_s: float, train_s: float) -> None:
-        metrics = update_metrics(batch, learned, pushed, self._ledger.books(), fetch_s=fetch_s, train_s=train_s)
+        books = self._ledger.books()
+        stretch = self._pipeline.measure(
+            books,
+            wait_s=batch.wait_s,
+            train_s=train_s,
+            timings=[episode.timings for episode in batch.episodes],
+            trained_tokens=batch.plan.num_sampled_tokens,
+            unused_tokens=batch.unused_tokens,
+        )
+        metrics = update_metrics(batch, learned, pushed, books, stretch, fetch_s=fetch_s)
         self._metrics.append(metrics)
         self._tracker.update(metrics)
+        self._pipeline.report(stretch, books)
 
     def evaluate_if_due(self, version: int) -> None:
         self._evaluations.run_if_due(version, self._stop)
 
     def note(self, text: str) -> None:
         self._tracker.note(text)
+
+    def summarise(self) -> None:
+        """Says how the pipeline went while this process trained."""
+        self._pipeline.summarise()
 
     def close(self) -> None:
         self._evaluations.close()
@@ -209,10 +244,10 @@ def plan_batch(selection: Selection, version: int, configuration: Configuration,
 
 
 def update_metrics(
-    batch: Batch, learned: Learned, pushed: PushTimes, books: Books, *, fetch_s: float, train_s: float
+    batch: Batch, learned: Learned, pushed: PushTimes, books: Books, stretch: Stretch, *, fetch_s: float
 ) -> UpdateMetrics:
-    """One update in numbers. Args: books: after its publication. fetch_s, train_s: seconds of rank 0."""
-    episodes, lags, measures = batch.episodes, batch.lags, learned.measures
+    """One update in numbers. Args: books: after its publication. stretch: of this update alone. fetch_s: seconds of rank 0."""
+    episodes, lags, measures, unused = batch.episodes, batch.lags, learned.measures, batch.unused_tokens
     return UpdateMetrics(
         update=batch.plan.version + 1,
         version=batch.plan.version + 1,
@@ -221,9 +256,18 @@ def update_metrics(
         success_rate=sum(episode.reward >= SUCCESS_REWARD for episode in episodes) / len(episodes),
         lag_max=max(lags, default=0),
         lag_mean=sum(lags) / max(1, len(lags)),
+        tokens_by_lag=tokens_by_lag(batch.trained_by_version, batch.plan.version),
+        trajectories_by_lag=dict(sorted(Counter(lags).items())),
+        update_s=stretch.update_s,
         wait_prev_gen_s=batch.wait_s,
+        wait_share=stretch.wait_share,
+        trainer_idle_share=stretch.trainer_idle_share,
+        engine_idle_share=stretch.engines.idle_share,
+        engine_utilisation=stretch.engines.utilisation,
+        episode_s_mean=stretch.episode_s,
+        episode_shares=stretch.episode_shares,
         assemble_s=batch.plan_s + fetch_s,
-        train_s=train_s,
+        train_s=stretch.train_s,
         weight_sync_s=pushed.total_s,
         weight_gather_s=pushed.gather_s,
         weight_pause_s=pushed.pause_s,
@@ -237,6 +281,9 @@ def update_metrics(
         kl_behaviour_before=learned.kl_behaviour_before,
         async_generation_ratio=books.ratio_in_force,
         discarded_groups=books.discarded,
+        discarded_tokens=books.discarded_tokens,
+        masked_tokens=unused[MASKED],
+        unrewarded_tokens=unused[NO_REWARD],
         surplus_episodes=books.episodes_surplus,
         dead_letters=books.dead_letters,
         logprob_mismatch_max=measures.logprob_mismatch_max,

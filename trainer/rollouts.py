@@ -100,6 +100,7 @@ class RolloutReader:
             version=version,
             on_stale=self._rollout.on_stale,
             batch_groups=self._rollout.rollout_batch_size,
+            redundant_groups=self._rollout.redundant_groups,
         )
         if selection.stale:
             self._ledger.discard(selection.stale, DiscardReason.STALE, requeue=self._rollout.on_stale != "drop")

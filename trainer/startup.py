@@ -18,6 +18,7 @@ from trainer.hub_client import HubClient
 from trainer.lead import Lead
 from trainer.learner import Learner
 from trainer.model import Policy, build_engine, load_policy, start_ranks
+from trainer.pipeline_watch import PipelineWatch
 from trainer.redis_connection import impatient_client, patient_client
 from trainer.rollouts import RolloutReader
 from trainer.step import TrainingLoop
@@ -93,8 +94,9 @@ def _lead(
     directory.mkdir(parents=True, exist_ok=True)
     tracker = stack.enter_context(ConsoleTracker(trainer.num_updates))
     reading = stack.enter_context(impatient_client(configuration.redis.url))
+    hub = HubClient(configuration.inference_hub.address, timeout_s=trainer.weight_push.timeout_s, run_id=configuration.run.id)
     pusher = WeightPusher(
-        HubClient(configuration.inference_hub.address, timeout_s=trainer.weight_push.timeout_s, run_id=configuration.run.id),
+        hub,
         trainer.weight_push,
         dtype=getattr(torch, configuration.engines.dtype),
         device=device,
@@ -118,6 +120,9 @@ def _lead(
         ledger=ledger,
         pusher=pusher,
         evaluations=evaluations,
+        pipeline=PipelineWatch(
+            configuration, usage=hub.usage, num_ranks=ranks.count(), publish=ledger.report_pipeline, note=tracker.note
+        ),
         tracker=tracker,
         stop=stop,
     )

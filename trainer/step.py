@@ -58,6 +58,8 @@ class TrainingLoop:
                 break
         if not self._is_saved:
             self._save()
+        if self._lead:
+            self._lead.summarise()
         if self._lead and self._version >= self._configuration.trainer.num_updates:
             self._lead.note(f"finished: all {self._version} updates are done; raise trainer.num_updates to go on")
 

@@ -23,8 +23,25 @@ class UpdateMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Episodes with a reward of at least 1."""
     lag_max: int
     lag_mean: float
+    tokens_by_lag: Mapping[int, int]
+    """Trained tokens by lag."""
+    trajectories_by_lag: Mapping[int, int]
+    """Trained episodes by the lag of their oldest trained token."""
+    update_s: float
+    """From the end of the update before it, or from the start, to its own; with the checkpoint and the evaluation in between."""
     wait_prev_gen_s: float
     """The trainer waited for data."""
+    wait_share: float
+    """wait_prev_gen_s / update_s."""
+    trainer_idle_share: float
+    """1 - train_s / update_s."""
+    engine_idle_share: float | None
+    """Of the time in which engines were ready for calls, they had none; None if the hub did not tell."""
+    engine_utilisation: float | None
+    """Of what engines can hold at the same time, in calls or in tokens; None if they do not say."""
+    episode_s_mean: float
+    episode_shares: Mapping[str, float]
+    """Of the trained episodes' lives: queued, generating, environment, reward. Empty if they took no time."""
     assemble_s: float
     train_s: float
     weight_sync_s: float
@@ -44,6 +61,12 @@ class UpdateMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """α in force after the update: 0 while fallen back."""
     discarded_groups: Mapping[str, int]
     """Since the run began, by reason."""
+    discarded_tokens: Mapping[str, int]
+    """Since the run began, by reason: sampled, and not trained."""
+    masked_tokens: int
+    """Of this batch: older than the bound, and without loss."""
+    unrewarded_tokens: int
+    """Of this batch's groups: in episodes that have no reward to learn from."""
     surplus_episodes: int
     """Since the run began: cancelled because their group was complete."""
     dead_letters: int

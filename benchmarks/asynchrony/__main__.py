@@ -25,10 +25,10 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=16, help="of each run of --real, more than 3 (default: %(default)s)")
     parser.add_argument(
         "--on-stale",
-        choices=["wait", "mask", "regenerate", "drop"],
+        choices=["mask", "wait", "regenerate", "drop"],
         nargs="+",
-        default=["wait"],
-        help="of --real: a run at α = 1 for each, the first being the figure (default: wait)",
+        default=["mask"],
+        help="of --real: a run at α = 1 for each, the first being the figure (default: mask)",
     )
     parser.add_argument("--keep", type=Path, help="where the runs of --real are left (default: they are removed)")
     arguments = parser.parse_args()
@@ -59,7 +59,10 @@ def measure_real_stack(seeds: Sequence[int], num_updates: int, policies: Sequenc
 
 def simulate_all(only: str) -> None:
     from benchmarks.asynchrony import experiments, report
-    from benchmarks.asynchrony.stack import Outcome, System, served_redis, simulate
+    from benchmarks.asynchrony.ledger_seam import served_redis
+    from benchmarks.asynchrony.outcome import Outcome
+    from benchmarks.asynchrony.stack import simulate
+    from benchmarks.asynchrony.system import System
     from benchmarks.asynchrony.virtual_time import run
     from benchmarks.asynchrony.workloads import Workload
 

@@ -7,7 +7,7 @@ project's own code at α = 0 with the feature under test switched off; `versus` 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from benchmarks.asynchrony.stack import System
+from benchmarks.asynchrony.system import System
 from benchmarks.asynchrony.workloads import Constant, LogNormal, Normal, Workload
 
 SEED = 1
@@ -76,7 +76,7 @@ def queue_scheduling() -> Iterator[Comparison]:
         yield replace(
             row,
             name=f"{row.name}, 16 extra",
-            ours=replace(system, redundant_groups=16, on_stale="regenerate"),
+            ours=replace(system, redundant_groups=16),
             published=3.4 if is_reference else None,
             figure="queue_scheduling" if is_reference else None,
             note="redundant_groups: 16; what is not needed is kept for the next update, if not stale",
@@ -103,8 +103,8 @@ def prompt_replication() -> Iterator[Comparison]:
                 workload=workload,
                 synchronous=replace(system, is_gang=True),
                 ours=system,
-                synchronous_updates=6 if is_reference else 2,
-                ours_updates=6 if is_reference else 2,
+                synchronous_updates=12 if is_reference else 2,
+                ours_updates=12 if is_reference else 2,
                 warm_up=0,
                 published=published if is_reference else None,
                 figure=f"replication_{groups}x{size}" if is_reference and groups != 32 else None,
@@ -113,7 +113,7 @@ def prompt_replication() -> Iterator[Comparison]:
 
 def environment_asynchrony() -> Iterator[Comparison]:
     """256 episodes whose turns wait for N(10, 10) s, in lock step and each on its own."""
-    for turns in (23, 10, 40):
+    for turns in (23, 10, 30, 40):
         workload = Workload(Constant(10), turns=Constant(turns), step_s=Normal(10, 10), seed=SEED)
         system = System(groups=32, group_size=8, ratio=0, gpus=32, slots=8, token_s=0.01)
         is_reference = turns == 23
@@ -125,8 +125,8 @@ def environment_asynchrony() -> Iterator[Comparison]:
             workload=workload,
             synchronous=replace(system, is_lock_step=True),
             ours=system,
-            synchronous_updates=4,
-            ours_updates=4,
+            synchronous_updates=12 if is_reference else 4,
+            ours_updates=12 if is_reference else 4,
             warm_up=0,
             published=2.46 if is_reference else None,
             figure="environment_async" if is_reference else None,
@@ -149,8 +149,7 @@ def redundancy() -> Iterator[Comparison]:
             versus="the same without redundant groups and episodes",
             workload=workload,
             synchronous=system,
-            ours=replace(system, redundant_groups=4, redundant_episodes=1, on_stale="regenerate"),
-            note="on_stale regenerate: wait would wait for the groups that redundancy is to do without",
+            ours=replace(system, redundant_groups=4, redundant_episodes=1),
             synchronous_updates=12,
             ours_updates=12,
             warm_up=0,
@@ -180,16 +179,14 @@ def rlvr() -> Iterator[Comparison]:
             )
             yield row
             if gpus == 128:
-                for policy in ("regenerate", "mask"):
+                for policy in ("wait", "regenerate"):
                     yield replace(
                         row,
                         name=f"{row.name}, {policy}",
                         ours=replace(row.ours, on_stale=policy),
                         published=None,
                         figure=None,
-                        note="slow episodes are lost or cut, see bias"
-                        if policy == "regenerate"
-                        else "tokens over the bound carry no loss",
+                        note="slow episodes are lost, see bias" if policy == "regenerate" else "nothing is lost",
                     )
 
 
@@ -294,8 +291,8 @@ def waste() -> list[WasteCase]:
     for ratio in (1, 2, 4):
         system = System(groups=16, group_size=8, ratio=ratio, gpus=24, slots=4, token_s=0.02, training_gpus=8, train_s=3.0)
         cases += [
-            WasteCase(f"α={ratio} wait", system, workload),
-            WasteCase(f"α={ratio} mask", replace(system, on_stale="mask"), workload),
+            WasteCase(f"α={ratio} mask", system, workload),
+            WasteCase(f"α={ratio} wait", replace(system, on_stale="wait"), workload),
             WasteCase(f"α={ratio} regenerate", replace(system, on_stale="regenerate"), workload),
             WasteCase(
                 f"α={ratio} drop by creation step (ROLL)", replace(system, on_stale="drop", aborts_at_version=True), workload

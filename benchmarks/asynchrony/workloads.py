@@ -122,9 +122,22 @@ class Workload:
         return ", ".join(parts)
 
 
-def bound_s(*, samples: float, gpus: int, mu_gen_s: float, mu_train_s: float, longest_s: float, ratio: float) -> float:
-    """Seconds of one update, at most:  T <= (N/K) (μ_gen + E μ_train) + L / (α + 1)      ROLL Flash, arXiv:2510.11345
+def bound_s(
+    *,
+    samples: float,
+    gpus: int,
+    mu_gen_s: float,
+    mu_train_s: float,
+    longest_s: float,
+    ratio: float,
+    mu_reward_s: float = 0.0,
+    reward_workers: int | None = None,
+) -> float:
+    """Seconds of one update, at most:  T <= (N/K) (μ_gen + E μ_train) + (N/W) μ_reward + L / (α + 1)
+
+    ROLL Flash, arXiv:2510.11345, whose bound has no reward workers; W of them are one more stage with a queue of its own.
 
     Args: mu_gen_s, mu_train_s: GPU seconds of a sample, all epochs. longest_s: the slowest episode. ratio: α.
     """
-    return samples / gpus * (mu_gen_s + mu_train_s) + longest_s / (ratio + 1)
+    rewards_s = samples / reward_workers * mu_reward_s if reward_workers else 0.0
+    return samples / gpus * (mu_gen_s + mu_train_s) + rewards_s + longest_s / (ratio + 1)

@@ -1,16 +1,17 @@
 """The process's HTTP interface: environments, evaluations, health, status, metrics, and the page that documents them."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import RedirectResponse
+from fastapi.responses import RedirectResponse, StreamingResponse
 from fastapi_offline import FastAPIOffline
 
 from services.env_agents import documentation
 from services.env_agents.episode_statistics import RunStatistics
-from services.env_agents.evaluation import EvaluationRequest, Evaluator
+from services.env_agents.evaluation import Evaluator
 from services.env_agents.loading import NotAllowedError
 from services.env_agents.messages import (
     EnvironmentDescription,
@@ -23,11 +24,13 @@ from services.env_agents.messages import (
 )
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.openenv import UnreachableEnvironmentError
+from services.env_agents.operations import JSON_LINES
 from services.env_agents.registry import EnvironmentExistsError, EnvironmentRegistry, RegisteredEnvironment, UnknownEnvironmentError
 from services.env_agents.rollout_loop import REDIS_AWAY, RolloutLoop
 from shared import strict_yaml
 from shared.environment_spec import EnvironmentSpec
 from shared.errors import ConfigurationError
+from shared.evaluation import EvaluationLine, EvaluationRequest
 from shared.ledger import AdmissionLedger
 
 STATUS_OF: Final[Mapping[type[Exception], int]] = {
@@ -94,6 +97,12 @@ def create_control(
     async def evaluate(request: Request) -> Response:
         return _json(await evaluator.evaluate(await _body(request, EvaluationRequest)))
 
+    @app.post("/evaluations/episodes")
+    async def evaluate_by_episode(request: Request) -> Response:
+        asked = await _body(request, EvaluationRequest)
+        lines = evaluator.lines(evaluator.plan(asked), asked)
+        return StreamingResponse(_encoded(lines), media_type=JSON_LINES)
+
     @app.get("/rollout")
     async def show_rollout() -> Response:
         return _json(describe_rollout(await ledger.books()))
@@ -115,6 +124,7 @@ def create_control(
             Status(
                 books=books,
                 is_balanced=books.is_balanced,
+                pipeline=await ledger.pipeline(),
                 processes=await ledger.processes(),
                 process=rollouts.owner,
                 episodes_in_flight=rollouts.num_episodes_in_flight,
@@ -131,6 +141,12 @@ def create_control(
 
 def _json(value: Any, *, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+async def _encoded(lines: AsyncGenerator[EvaluationLine, None]) -> AsyncIterator[bytes]:
+    async with contextlib.aclosing(lines):
+        async for line in lines:
+            yield msgspec.json.encode(line) + b"\n"
 
 
 def _refusal(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:

@@ -8,11 +8,11 @@ from typing import Any, Final
 import msgspec
 
 from services.env_agents import schemas
-from services.env_agents.evaluation import EvaluationRequest, EvaluationResult
 from services.env_agents.messages import EnvironmentDescription, Health, Refusal, RolloutChanges, RolloutDescription, Status
 from services.env_agents.operations import CHANGES, OPERATIONS, PYTHON_ENVIRONMENT, Operation
 from services.env_agents.registry import PATCHABLE
 from shared.environment_spec import EnvironmentSpec
+from shared.evaluation import EvaluationLine, EvaluationRequest, EvaluationResult
 from shared.release import VERSION
 
 TITLE: Final = "Headrace environment agents"
@@ -52,6 +52,7 @@ def _components() -> dict[str, Any]:
             RolloutChanges,
             EnvironmentDescription,
             EvaluationResult,
+            EvaluationLine,
             RolloutDescription,
             Status,
             Health,
@@ -94,7 +95,7 @@ def _responses(operation: Operation) -> Iterable[tuple[str, dict[str, Any]]]:
     if operation.answer is None:
         yield str(operation.status), {"description": "Done; no body."}
     else:
-        media_type = "text/plain" if operation.answer is str else "application/json"
+        media_type = "text/plain" if operation.answer is str else operation.media_type
         [schema], _ = msgspec.json.schema_components([operation.answer], ref_template=schemas.REFERENCE)
         yield (
             str(operation.status),

@@ -46,13 +46,15 @@ class EnvironmentAgent:
         is_greedy: bool = False,
         queued_s: float = 0.0,
         before_sampling: Callable[[], Awaitable[None]] | None = None,
+        when_cancelled: Callable[[int], None] | None = None,
     ) -> Trajectory:
         """One episode from start to end; raises nothing but its own cancellation.
 
         The declared reward is asked for as soon as the environment has completed the episode and is closed.
-
-        Args: before_sampling: awaited once, before the policy's first turn.
         A CancelledError that nobody asked this task for, and a SystemExit, are the environment's own.
+
+        Args: before_sampling: awaited once, before the policy's first turn. when_cancelled: told how many tokens the policy had
+        sampled in the turns that it had finished, before this coroutine's cancellation goes on.
         """
         log = EpisodeLog(identity, temperature=spec.sampling.temperature)
         log.queued_s = queued_s
@@ -65,6 +67,8 @@ class EnvironmentAgent:
             if reward is not None:
                 await _add_reward(reward, finished, log)
         except (_Truncated, PrefixError) as ending:
+            if spec.limits.truncation_reward:
+                log.add_reward(spec.limits.truncation_reward, {"truncation": spec.limits.truncation_reward})
             return log.trajectory(Outcome.TRUNCATED, str(ending))
         except (DeadlineError, GenerationDeadlineError) as error:
             return log.trajectory(Outcome.TIMEOUT, str(error))
@@ -72,6 +76,8 @@ class EnvironmentAgent:
             return log.trajectory(Outcome.ENVIRONMENT_ERROR, str(error))
         except (Exception, asyncio.CancelledError, SystemExit):
             if (task_of_agent := asyncio.current_task()) and task_of_agent.cancelling():
+                if when_cancelled is not None:
+                    when_cancelled(log.num_sampled_tokens)
                 raise
             return log.trajectory(Outcome.ENVIRONMENT_ERROR, traceback.format_exc()[-_DETAIL_CHARACTERS:])
         return log.trajectory(Outcome.COMPLETED, "")
@@ -114,8 +120,13 @@ class EnvironmentAgent:
             if generation.is_cut:
                 raise _Truncated(f"a turn was cut at {len(generation.token_ids)} tokens")
             action = self._renderer.parse(prompt_ids, generation.token_ids, tools)
-            async with timed_in_environment(log, *_bound(environment, action, limits)):
-                step = checked_step(await environment.step(action))
+            try:
+                async with timed_in_environment(log, *_bound(environment, action, limits)):
+                    step = checked_step(await environment.step(action))
+            except DeadlineError:
+                if limits.timeout_reward is not None:
+                    log.state_reward(limits.timeout_reward, "timeout")
+                raise
             log.environment_s -= step.reward_s
             log.reward_s += step.reward_s
             log.answer_turn(reward=step.reward, reward_parts=step.reward_parts, tool_calls=step.tool_calls)

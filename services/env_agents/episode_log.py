@@ -40,10 +40,15 @@ class EpisodeLog:
         self._spans: list[VersionSpan] = []
         self._turns: list[Turn] = []
         self._reward_parts: dict[str, float] = {}
+        self._has_stated_reward = False
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        return sum(self._loss_mask)
 
     @property
     def reward(self) -> float:
@@ -76,6 +81,11 @@ class EpisodeLog:
         for name, part in parts.items():
             self._reward_parts[name] = self._reward_parts.get(name, 0.0) + part
 
+    def state_reward(self, reward: float, part: str) -> None:
+        """The episode is worth exactly `reward`, whatever it had before and however it ends."""
+        self.add_reward(reward - self.reward, {part: reward - self.reward})
+        self._has_stated_reward = True
+
     def trajectory(self, outcome: Outcome, detail: str) -> Trajectory:
         """The finished episode."""
         return Trajectory(
@@ -92,4 +102,5 @@ class EpisodeLog:
             detail=detail,
             timings=Timings(self.queued_s, self.generating_s, self.environment_s, self.reward_s),
             finished_at=time.time(),
+            has_stated_reward=self._has_stated_reward,
         )

@@ -1,15 +1,15 @@
 """How an environment's recent episodes went, over all agent processes of the run."""
 
 import datetime
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final, cast
 
 import msgspec
 import redis.asyncio
 
+from shared.evaluation import EpisodeStatistics, summarise
 from shared.keys import Keys
-from shared.trajectory import SUCCESS_REWARD, Outcome, Trajectory
+from shared.trajectory import Outcome, Trajectory
 
 WINDOW: Final = 256
 """Episodes of an environment that its statistics are of."""
@@ -29,15 +29,6 @@ end
 """
 
 _episode_decoder = msgspec.json.Decoder(tuple[Outcome, float])
-
-
-class EpisodeStatistics(msgspec.Struct, frozen=True):
-    """Rates over a window of episodes; None where there was none."""
-
-    episodes: int
-    success_rate: float | None
-    mean_reward: float | None
-    outcomes: Mapping[Outcome, int]
 
 
 class EpisodeProblem(msgspec.Struct, frozen=True):
@@ -107,17 +98,3 @@ def forget(pipeline: redis.asyncio.client.Pipeline, keys: Keys, name: str) -> No
     """Removes an environment's statistics, with whatever else the caller's transaction does."""
     pipeline.delete(keys.recent_episodes(name))
     pipeline.hdel(keys.last_problems, name)
-
-
-def summarise(episodes: Iterable[tuple[Outcome, float]]) -> EpisodeStatistics:
-    """Statistics of (outcome, total reward) pairs. Episodes that failed count with the reward they had."""
-    episodes = list(episodes)
-    if not episodes:
-        return EpisodeStatistics(0, None, None, {})
-    rewards = [reward for _, reward in episodes]
-    return EpisodeStatistics(
-        episodes=len(rewards),
-        success_rate=sum(reward >= SUCCESS_REWARD for reward in rewards) / len(rewards),
-        mean_reward=sum(rewards) / len(rewards),
-        outcomes=dict(Counter(outcome for outcome, _ in episodes)),
-    )

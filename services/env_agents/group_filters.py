@@ -17,12 +17,12 @@ _logger = logging.getLogger(__name__)
 
 def zero_variance(trajectories: Sequence[Trajectory]) -> bool:
     """Every reward that counts is the same, so that every group-relative advantage is 0."""
-    return len({trajectory.reward for trajectory in trajectories if trajectory.outcome.is_trainable}) == 1
+    return len({trajectory.reward for trajectory in trajectories if trajectory.is_trainable}) == 1
 
 
 def all_failed(trajectories: Sequence[Trajectory]) -> bool:
     """No episode was a success."""
-    return not any(trajectory.outcome.is_trainable and trajectory.reward >= SUCCESS_REWARD for trajectory in trajectories)
+    return not any(trajectory.is_trainable and trajectory.reward >= SUCCESS_REWARD for trajectory in trajectories)
 
 
 GROUP_FILTERS: Final[Mapping[str, GroupFilter]] = {"zero_variance": zero_variance, "all_failed": all_failed}

@@ -29,12 +29,12 @@ async def held(ledger: AdmissionLedger, *, lease_s: float, passing: tuple[type[E
     try:
         yield
     finally:
-        await _end(renewing)
+        await end(renewing)
         with contextlib.suppress(*passing):
             await ledger.hold(hold_id, lease_ms=0)
 
 
-async def _end(task: asyncio.Task[None]) -> None:
+async def end(task: asyncio.Task[None]) -> None:
     """Cancels again until it ends: see `_cancel_all` in rollout_loop.py."""
     while not task.done():
         task.cancel()

@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 import msgspec
 
 from services.env_agents.datasets import DatasetCounts
-from services.env_agents.episode_statistics import EpisodeProblem, EpisodeStatistics, RecentEpisodes
+from services.env_agents.episode_statistics import EpisodeProblem, RecentEpisodes
 from services.env_agents.registry import RegisteredEnvironment
 from shared import versions
 from shared.environment_spec import EnvironmentSpec
+from shared.evaluation import EpisodeStatistics
 from shared.ledger import Books
+from shared.pipeline import PipelineReport
 
 
 class EnvironmentDescription(EnvironmentSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -28,6 +30,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     books: Books
     is_balanced: bool
     """started = running + ready + trained + discarded."""
+    pipeline: PipelineReport | None
+    """How the run's parts kept each other busy, and what would help; null until the trainer has made an update."""
     processes: Mapping[str, int]
     """Agent processes that live (`host:pid`), and the episodes that each has to finish."""
     process: str

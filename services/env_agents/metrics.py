@@ -19,6 +19,9 @@ class AgentMetrics:
         self.groups_cancelled = self._counter(
             "groups_cancelled", "Groups whose remaining episodes this process cancelled, by why they were not needed", "reason"
         )
+        self.cancelled_tokens = self._counter(
+            "cancelled_tokens", "Tokens in finished turns of cancelled episodes, by why they were not needed", "reason"
+        )
         self.admissions_refused = self._counter("admissions_refused", "Times the asynchronous ratio allowed no further group")
         self.redis_failures = self._counter("redis_failures", "Calls to Redis that failed and were or will be repeated")
         self.episodes_in_flight = Gauge(

@@ -9,10 +9,13 @@ from typing import Any, Final
 
 import msgspec
 
-from services.env_agents.evaluation import EvaluationRequest, EvaluationResult
 from services.env_agents.messages import EnvironmentDescription, Health, RolloutChanges, RolloutDescription, Status
 from services.env_agents.registry import PATCHABLE
 from shared.environment_spec import EnvironmentSpec
+from shared.evaluation import EvaluationLine, EvaluationRequest, EvaluationResult
+
+JSON_LINES: Final = "application/x-ndjson"
+"""One JSON value a line, each as soon as it is there."""
 
 CHANGES: Final = "EnvironmentChanges"
 """Schema of a PATCH: what of an EnvironmentSpec may be changed."""
@@ -92,6 +95,7 @@ STATUS: Final = {
         "trained": 192,
         "unsaved": 32,
         "discarded": {"stale": 2},
+        "discarded_tokens": {"stale": 6_021, "surplus": 912},
         "requeued": 0,
         "episodes_finished": 1_698,
         "episodes_discarded": 11,
@@ -104,6 +108,22 @@ STATUS: Final = {
         "stream_entries": 385,
     },
     "is_balanced": True,
+    "pipeline": {
+        "version": 12,
+        "time": 1_770_113_700.0,
+        "updates": 12,
+        "update_s": 41.0,
+        "wait_share": 0.38,
+        "trainer_idle_share": 0.45,
+        "engine_idle_share": 0.03,
+        "engine_utilisation": 0.91,
+        "episode_shares": {"queued": 0.02, "generating": 0.83, "environment": 0.14, "reward": 0.01},
+        "discarded_token_shares": {"stale": 0.01},
+        "advice": (
+            "training waits 38% of the time for data, and the engines are busy 97% of it: give rollouts 2 more of the 16 GPUs (10 "
+            "for engines and 6 for training, instead of 8 and 8); an update's work then takes 33.9 s instead of 39.8 s",
+        ),
+    },
     "processes": {"agents-1:7": 72, "agents-2:7": 66},
     "process": "agents-1:7",
     "episodes_in_flight": 72,
@@ -147,6 +167,8 @@ class Operation:
     """Name of the body's schema."""
     requests: Mapping[str, Any] = field(default_factory=dict)
     """Bodies by what they show."""
+    media_type: str = "application/json"
+    """Of an answer that is no plain text."""
     refusals: Mapping[int, str] = field(default_factory=dict)
     """Example sentences by status."""
 
@@ -249,6 +271,22 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             **_UNKNOWN,
             422: "only environments with evaluation_tasks can be evaluated; guess has none",
             **_REDIS_AWAY,
+        },
+    ),
+    ("post", "/evaluations/episodes"): Operation(
+        tag="evaluations",
+        summary="Evaluate, episode by episode",
+        description="As `POST /evaluations`, with a line for each episode as soon as it has ended, and first a line with their "
+        "number by environment. `transcripts` adds nothing here. Closing the connection ends what still plays.",
+        request=EvaluationRequest.__name__,
+        requests={"Every environment": {"num_episodes": 64}},
+        status=200,
+        answer=EvaluationLine,
+        example={"num_episodes": {"calculator": 64}},
+        media_type=JSON_LINES,
+        refusals={
+            **_UNKNOWN,
+            422: "only environments with evaluation_tasks can be evaluated; guess has none",
         },
     ),
     ("get", "/rollout"): Operation(

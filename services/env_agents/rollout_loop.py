@@ -5,6 +5,7 @@ import contextlib
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -30,9 +31,12 @@ REDIS_AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
 
 COMPLETE = "complete"
 """Why episodes are cancelled whose group has all it needs."""
+SURPLUS = "surplus"
+"""As what the ledger counts their tokens."""
 
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
+_ADOPTION_TIMEOUT_S = 1.0
 _RELEASE_TIMEOUT_S = 1.0
 _CANCEL_AGAIN_S = 1.0
 
@@ -83,6 +87,8 @@ class RolloutLoop:
         self._group_by_id: dict[str, RunningGroup] = {}
         self._credit_by_name: dict[str, float] = {}
         self._recording: set[asyncio.Task[None]] = set()
+        self._wasted_tokens: Counter[str] = Counter()
+        """Of cancelled episodes, which the ledger does not know of yet; a process that dies takes it along."""
         self._is_redis_away = False
         self._stopping = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
@@ -99,21 +105,24 @@ class RolloutLoop:
     async def run(self) -> None:
         """Rolls out until `stop`; then lets episodes end for a moment, and leaves the rest to other processes."""
         async with self._tasks:
+            adopting = self._tasks.create_task(self._adopt_expired())
             keepers = [
                 self._tasks.create_task(self._keep_leases()),
-                self._tasks.create_task(self._adopt_expired()),
                 self._tasks.create_task(self._follow_endings()),
                 self._tasks.create_task(self._settle_overdue()),
                 self._tasks.create_task(self._follow_registry()),
             ]
             await self._admit_groups()
+            # An adoption that is cut off half way would keep its group from others for as long as a lease.
+            await asyncio.wait([adopting], timeout=_ADOPTION_TIMEOUT_S)
             await self._wait_for_episodes()
-            left = list(self._group_by_id)
-            await _cancel_all([*keepers, *self._episode_tasks()])
+            await _cancel_all([adopting, *keepers])
+            left = list(self._group_by_id)  # From here on nobody begins an episode.
+            await _cancel_all(self._episode_tasks())
             await self._release_leases(left)
 
     def stop(self) -> None:
-        """Admits nothing more; `run` returns within the grace period and a second."""
+        """Admits and adopts nothing more; `run` returns within the grace period and two seconds."""
         self._stopping.set()
 
     async def _admit_groups(self) -> None:
@@ -124,8 +133,12 @@ class RolloutLoop:
                 self._note_failure(error)
                 is_admitted = False
             if not is_admitted:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), self._settings.admission_poll_s)
+                await self._pause(self._settings.admission_poll_s)
+
+    async def _pause(self, seconds: float) -> None:
+        """Ends early at `stop`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
 
     async def _admit_one(self) -> bool:
         """Asks for one place, under a new group id each time: an answer that got lost must not be asked for again."""
@@ -206,6 +219,7 @@ class RolloutLoop:
                 reward=loaded.reward,
                 queued_s=queued_s,
                 before_sampling=lambda: self._note_sampling(group),
+                when_cancelled=lambda num_tokens: self._note_waste(group, num_tokens),
             )
         await self._record(group, trajectory)
 
@@ -215,6 +229,11 @@ class RolloutLoop:
             group.is_sampling = True
             with contextlib.suppress(*REDIS_AWAY):
                 await self._ledger.sampling(group.record.group_id)
+
+    def _note_waste(self, group: RunningGroup, num_tokens: int) -> None:
+        if group.ending:
+            self._metrics.cancelled_tokens.labels(group.ending).inc(num_tokens)
+            self._wasted_tokens[SURPLUS if group.ending == COMPLETE else group.ending] += num_tokens
 
     async def _record(self, group: RunningGroup, trajectory: Trajectory) -> None:
         """Writes a finished episode, even if its group was lost meanwhile: the ledger knows what to do with it."""
@@ -269,6 +288,8 @@ class RolloutLoop:
         """Ends what this process still plays of a group that nobody needs any more, requests to the engines included."""
         group = self._group_by_id.pop(group_id, None)
         unneeded = [task for task in group.tasks.values() if task not in self._recording] if group else []
+        if group:
+            group.ending = reason
         if unneeded:
             self._metrics.groups_cancelled.labels(reason).inc()
         for task in unneeded:
@@ -276,17 +297,25 @@ class RolloutLoop:
 
     async def _keep_leases(self) -> None:
         while True:
-            for group_id in await self._until_redis_answers(self._renew):
-                self._cancel(group_id, "lost")
+            await self._until_redis_answers(self._renew_leases)
             await asyncio.sleep(self._settings.lease_s / 3)
 
+    async def _renew_leases(self) -> None:
+        """Cancels what turns out to be lost."""
+        group_ids = list(self._group_by_id)
+        for group_id in await self._ledger.renew(owner=self._settings.owner, lease_ms=self._lease_ms, group_ids=group_ids):
+            self._cancel(group_id, "lost")
+
     async def _follow_endings(self) -> None:
-        """Cancels at once what the trainer or the ledger no longer needs; what it misses, `_keep_leases` finds."""
+        """Cancels at once what the trainer or the ledger no longer needs; what ends before it listens, a renewal finds."""
         while True:
             try:
                 async with contextlib.aclosing(self._ledger.endings()) as endings:
                     async for ending in endings:
-                        self._cancel(ending.group_id, ending.reason)
+                        if ending is None:
+                            await self._renew_leases()
+                        else:
+                            self._cancel(ending.group_id, ending.reason)
             except REDIS_AWAY as error:
                 self._note_failure(error)
                 await asyncio.sleep(_FIRST_BACKOFF_S)
@@ -294,14 +323,11 @@ class RolloutLoop:
                 _logger.warning("what nobody needs is cancelled at lease renewals only, as Redis refuses SUBSCRIBE: %s", error)
                 return
 
-    def _renew(self) -> Awaitable[list[str]]:
-        return self._ledger.renew(owner=self._settings.owner, lease_ms=self._lease_ms, group_ids=list(self._group_by_id))
-
     async def _adopt_expired(self) -> None:
-        while True:
+        while not self._stopping.is_set():
             adopted = await self._until_redis_answers(self._adopt)
             if adopted is None:
-                await asyncio.sleep(self._settings.lease_s / 3)
+                await self._pause(self._settings.lease_s / 3)
                 continue
             record, finished_indexes = adopted
             self._metrics.groups_adopted.inc()
@@ -320,11 +346,18 @@ class RolloutLoop:
         while True:
             await asyncio.sleep(self._settings.refresh_s)
             await self._until_redis_answers(self._registry.refresh)
+            await self._report_waste()
             records = [group.record for group in self._group_by_id.values()]
-            for record in records:
-                if not self._registry.is_registered(record.environment):
-                    self._cancel(record.group_id, DiscardReason.ENVIRONMENT_GONE)
-                    await self._until_redis_answers(functools.partial(self._give_up, record))
+            gone = [record for record in records if not self._registry.is_registered(record.environment)]
+            for record in gone:
+                self._cancel(record.group_id, DiscardReason.ENVIRONMENT_GONE)
+            for record in gone:
+                await self._until_redis_answers(functools.partial(self._give_up, record))
+
+    async def _report_waste(self) -> None:
+        if wasted := +self._wasted_tokens:
+            self._wasted_tokens.clear()
+            await self._until_redis_answers(functools.partial(self._ledger.waste, wasted))
 
     async def _wait_for_episodes(self) -> None:
         if tasks := self._episode_tasks():

@@ -36,6 +36,8 @@ class RunningGroup:
     """By sample index."""
     is_sampling: bool = False
     """The ledger knows that its first episode has begun to sample."""
+    ending: str = ""
+    """Why what was left of it was cancelled."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def num_needed(self, rules: GroupRules, *, now: float) -> int:

@@ -15,6 +15,7 @@ from services.inference_hub.hub import Hub
 from services.inference_hub.messages import (
     Commit,
     EngineDescription,
+    EngineUsage,
     GroupChecksums,
     GroupMember,
     Health,
@@ -54,6 +55,16 @@ def describe(engine: Engine, registry: EngineRegistry) -> EngineDescription:
         outstanding_calls=engine.num_outstanding_calls,
         outstanding_tokens=engine.outstanding_tokens,
         problem=_why_syncing(engine, registry.in_force) if state is EngineState.SYNCING else engine.problem,
+    )
+
+
+def describe_usage(engine: Engine) -> EngineUsage:
+    return EngineUsage(
+        id=engine.id,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        max_running_calls=engine.limits.calls,
+        max_tokens=engine.limits.tokens,
+        **asdict(engine.usage.read()),
     )
 
 
@@ -207,6 +218,11 @@ def health_routes(hub: Hub) -> APIRouter:
             weight_update=hub.updates.state,
             weight_groups=list(hub.updates.groups),
         )
+
+    @routes.get("/usage")
+    async def usage() -> list[EngineUsage]:
+        """Of every engine, how long it was ready, idle and busy. The same seconds are in /metrics."""
+        return [describe_usage(engine) for engine in hub.registry.by_id.values()]
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": METRICS}}})
     async def metrics() -> Response:

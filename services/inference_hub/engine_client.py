@@ -47,6 +47,10 @@ class ModelInfo(msgspec.Struct, frozen=True):
         return version_of_label(self.weight_version)
 
 
+class SchedulerState(msgspec.Struct, frozen=True):
+    effective_max_running_requests_per_dp: int | None = None
+
+
 class ServerInfo(msgspec.Struct, frozen=True):
     """`GET /server_info`: asks the scheduler, so it waits while one is busy."""
 
@@ -54,6 +58,14 @@ class ServerInfo(msgspec.Struct, frozen=True):
     tp_size: int = 1
     dp_size: int = 1
     disable_overlap_schedule: bool = False
+    internal_states: tuple[SchedulerState, ...] = ()
+    max_total_num_tokens: int | None = None
+    """Of its KV cache."""
+
+    @property
+    def max_running_calls(self) -> int | None:
+        """Requests that it samples for at the same time; None if it does not say."""
+        return self.internal_states[0].effective_max_running_requests_per_dp if self.internal_states else None
 
 
 class EngineClient:

@@ -22,6 +22,7 @@ from redis.asyncio import Redis
 
 from services.inference_hub.engine_client import EngineClient, EngineTimeoutError
 from services.inference_hub.gate import Gate, Hold
+from services.inference_hub.usage import Limits, Usage
 from shared.keys import Keys
 
 INITIAL_EPOCH: Final = "initial"
@@ -97,6 +98,9 @@ class Engine:
     """Why it is not ready, as a sentence."""
     outstanding_tokens: int = 0
     num_outstanding_calls: int = 0
+    limits: Limits = field(default_factory=Limits)
+    """What it can run at the same time; more waits in it."""
+    usage: Usage = field(default_factory=Usage)
     num_failed_probes: int = 0
     has_answered: bool = False
     """It answered a call since the last probe."""
@@ -116,13 +120,19 @@ class Engine:
     def begin_call(self, cost_tokens: int) -> None:
         self.num_outstanding_calls += 1
         self.outstanding_tokens += cost_tokens
+        self._note_usage()
         self.idle.clear()
 
     def end_call(self, cost_tokens: int) -> None:
         self.num_outstanding_calls -= 1
         self.outstanding_tokens -= cost_tokens
+        self._note_usage()
         if not self.num_outstanding_calls:
             self.idle.set()
+
+    def _note_usage(self) -> None:
+        num_calls, num_tokens = self.num_outstanding_calls, self.outstanding_tokens
+        self.usage.calls(num_calls, self.limits.share_used(num_calls, num_tokens))
 
     @property
     def weights(self) -> WeightsInForce:
@@ -194,6 +204,8 @@ class EngineRegistry:
         """Call after anything that can change an engine's state."""
         ready = [engine for engine in self.by_id.values() if self.state_of(engine) is EngineState.READY]
         self.routable = tuple(engine for engine in ready if not engine.is_updating)
+        for engine in self.by_id.values():
+            engine.usage.readiness(engine in ready)
         is_updating = any(engine.is_updating for engine in self.by_id.values())
         for reason, is_reason in ((Hold.WEIGHT_UPDATE, is_updating), (Hold.NO_ENGINE, not is_updating)):
             if is_reason and not self.routable:

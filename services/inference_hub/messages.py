@@ -45,6 +45,23 @@ class EngineDescription(Message):
     )
 
 
+class EngineUsage(Message):
+    """Where an engine's time went since this hub knows it; two readings tell what lies between them."""
+
+    id: str = Field(examples=["3f1c9a0d5e77"])
+    tensor_parallel_size: int = Field(examples=[8])
+    max_running_calls: int | None = Field(
+        description="Calls it can run at the same time; null if it has not said so.", examples=[256]
+    )
+    max_tokens: int | None = Field(description="Tokens its KV cache holds; null if it has not said so.", examples=[1_200_000])
+    ready_s: float = Field(description="Seconds in which it was ready for calls.", examples=[3_600.0])
+    idle_s: float = Field(description="Of these, without a call of this hub.", examples=[420.0])
+    used_s: float = Field(
+        description="Of these, each weighted by the share of its limits that its calls used; 0 if it has told none.",
+        examples=[1_590.0],
+    )
+
+
 class NewWeightGroup(Message):
     epoch: str = Field(
         pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Names one life of the trainer; never used twice.", examples=["1763-a41f"]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.inference_hub.engines import EngineRegistry, EngineState
@@ -68,13 +68,13 @@ class Metrics:
 
 
 class _RegistryCollector(Collector):
-    """Gauges that are read when they are scraped, so that the hot path does not keep them."""
+    """What is read off the registry when it is scraped, so that the hot path does not keep it."""
 
     def __init__(self, registry: EngineRegistry, gate: Gate) -> None:
         self._registry = registry
         self._gate = gate
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         states = GaugeMetricFamily("headrace_hub_engines", "Registered engines, by state.", labels=["state"])
         engine_states = [self._registry.state_of(engine) for engine in self._registry.by_id.values()]
         for state in EngineState:
@@ -91,7 +91,37 @@ class _RegistryCollector(Collector):
             tokens.add_metric([engine.id], engine.outstanding_tokens)
         yield calls
         yield tokens
+        yield from self._usage()
         yield GaugeMetricFamily("headrace_hub_held_calls", "Generate calls waiting at the gate.", value=self._gate.num_waiting)
         yield GaugeMetricFamily(
             "headrace_hub_policy_version", "The policy version in force.", value=self._registry.in_force.version
         )
+
+    def _usage(self) -> Iterable[Metric]:
+        ready = CounterMetricFamily(
+            "headrace_hub_engine_ready_seconds",
+            "Seconds in which an engine was ready for calls; not while a weight update holds it.",
+            labels=["engine"],
+        )
+        idle = CounterMetricFamily(
+            "headrace_hub_engine_idle_seconds", "Of these, seconds in which it had no call of this hub.", labels=["engine"]
+        )
+        used = CounterMetricFamily(
+            "headrace_hub_engine_used_seconds",
+            "Seconds of ready time, each weighted by the share of the engine's limits that its calls used.",
+            labels=["engine"],
+        )
+        max_calls = GaugeMetricFamily(
+            "headrace_hub_engine_max_running_calls", "Calls an engine can run at the same time.", labels=["engine"]
+        )
+        max_tokens = GaugeMetricFamily("headrace_hub_engine_max_tokens", "Tokens an engine's KV cache holds.", labels=["engine"])
+        for engine in self._registry.by_id.values():
+            usage = engine.usage.read()
+            ready.add_metric([engine.id], usage.ready_s)
+            idle.add_metric([engine.id], usage.idle_s)
+            used.add_metric([engine.id], usage.used_s)
+            if engine.limits.calls is not None:
+                max_calls.add_metric([engine.id], engine.limits.calls)
+            if engine.limits.tokens is not None:
+                max_tokens.add_metric([engine.id], engine.limits.tokens)
+        yield from (ready, idle, used, max_calls, max_tokens)

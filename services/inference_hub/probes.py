@@ -10,6 +10,7 @@ from typing import Final
 from services.inference_hub.engine_client import EngineUnreachableError
 from services.inference_hub.engines import Engine, EngineRegistry
 from services.inference_hub.metrics import Metrics
+from services.inference_hub.usage import Limits
 from shared.errors import EngineError
 
 PROBE_TIMEOUT_S: Final = 5.0
@@ -77,6 +78,7 @@ class Prober:
         if can_generate and not await engine.client.is_ready(timeout_s=PROBE_TIMEOUT_S):
             await engine.client.post("continue_generation", {}, timeout_s=PROBE_TIMEOUT_S)
         engine.tensor_parallel_size = server.tp_size
+        engine.limits = Limits(server.max_running_calls, server.max_total_num_tokens)
         engine.is_overlapping = not server.disable_overlap_schedule
         engine.version = info.version
         engine.problem = None

@@ -13,6 +13,7 @@ EXAMPLES: Final = """examples:
   headrace status --config run.yaml
   headrace environments --config run.yaml
   headrace rollouts --config run.yaml --follow
+  headrace evaluate --config run.yaml --checkpoint runs/x/checkpoints/v00010
   HEADRACE_HUB_URL=http://control:8800 HEADRACE_AGENTS_URL=http://control:8801 headrace status --config run.yaml
   headrace demo
 
@@ -57,6 +58,16 @@ The source is the Redis stream, read so that the trainer never notices. An entry
 checkpoint holds what it taught, or when its group is discarded; what has left is not shown. --follow shows every episode that ends
 from now on, until Ctrl-C; it misses none unless one leaves the stream while the output is held up.
 """
+EVALUATE_EXAMPLES: Final = """examples:
+  headrace evaluate --config run.yaml --checkpoint runs/x/checkpoints/v00010
+  headrace evaluate --config run.yaml --checkpoint models/Qwen3-8B --episodes 512 --greedy --output runs/baseline
+  headrace evaluate --config run.yaml --checkpoint runs/x/checkpoints/v00010 --environment calculator --json | jq .results
+
+It starts a Redis, engines, a hub and agents of its own: the run need not run, and one that does is left alone, where there is
+room for both. Episodes are played at each environment's own sampling settings, on the first of its evaluation_tasks in file order.
+In --output are evaluation.json, trajectories.jsonl with every episode in words, and logs/. The interval is Wilson's at 95 %.
+The exit status is 0; 1 if an environment had no episode that could be scored, or a process failed; 2 if something cannot be used.
+"""
 DOCTOR_EXAMPLES: Final = """examples:
   headrace doctor
   headrace doctor --config run.yaml
@@ -83,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     _add_status(commands)
     _add_environments(commands)
     _add_rollouts(commands)
+    _add_evaluate(commands)
     _add_doctor(commands)
     _add_demo(commands)
     return parser
@@ -150,6 +162,30 @@ def _add_rollouts(commands: "Commands") -> None:
     _add_json(rollouts, "one JSON object a line, with the text of every turn")
 
 
+def _add_evaluate(commands: "Commands") -> None:
+    evaluate = _command(commands, "evaluate", "play held-out tasks on a checkpoint, or on any model", EVALUATE_EXAMPLES)
+    _add_run_file(evaluate)
+    evaluate.add_argument(
+        "--checkpoint", type=Path, required=True, metavar="DIRECTORY", help="a checkpoint of a run, or a Hugging Face model"
+    )
+    evaluate.add_argument(
+        "--episodes", type=_positive, metavar="N", help="of each environment (default: trainer.evaluation.num_episodes)"
+    )
+    evaluate.add_argument("--greedy", action="store_true", help="at the most likely token instead of sampling")
+    evaluate.add_argument(
+        "--environment",
+        dest="environments",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this one; may be given again (default: all that have evaluation_tasks)",
+    )
+    evaluate.add_argument(
+        "--output", type=Path, metavar="DIRECTORY", help="new or empty (default: a new one in evaluations/ of run.directory)"
+    )
+    _add_json(evaluate, "as one JSON object, which is also in evaluation.json")
+
+
 def _add_doctor(commands: "Commands") -> None:
     doctor = _command(commands, "doctor", "check this machine, and whether a run can run on it", DOCTOR_EXAMPLES)
     doctor.add_argument("--config", type=Path, metavar="FILE", help="the run file; without it, only the machine is checked")
@@ -189,4 +225,10 @@ def _add_json(parser: argparse.ArgumentParser, text: str) -> None:
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number >= 0, got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
     return int(text)

@@ -54,6 +54,19 @@ def _run(options: argparse.Namespace) -> int:
             from services.standalone.doctor import examination
 
             return examination.run(options.config, options.overrides, as_json=options.json)
+        case "evaluate":
+            from services.standalone import evaluate
+
+            return evaluate.run(
+                options.config,
+                options.overrides,
+                checkpoint=options.checkpoint,
+                num_episodes=options.episodes,
+                is_greedy=options.greedy,
+                environments=options.environments,
+                output=options.output,
+                as_json=options.json,
+            )
         case _:
             from services.standalone import demo
 

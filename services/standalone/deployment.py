@@ -5,7 +5,7 @@ import contextlib
 import fcntl
 import os
 import signal
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -100,6 +100,21 @@ def run(
 
     Raises: ProcessError if a process ends before; StopRequested on a signal; ConfigurationError if the run cannot start.
     """
+    with _started(deployment, source) as lock:
+        stages = [*_service_stages(deployment, lock), Stage([_trainer(deployment)])]
+        asyncio.run(_supervise(deployment, observer, lambda supervisor: supervisor.run(stages, before_shutdown=before_shutdown)))
+
+
+def serve(deployment: Deployment, observer: Observer, *, source: Path, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs everything but the trainer while `work` does its. Raises: as `run`, and what `work` raises."""
+    with _started(deployment, source) as lock:
+        stages = _service_stages(deployment, lock)
+        asyncio.run(_supervise(deployment, observer, lambda supervisor: supervisor.serve(stages, work)))
+
+
+@contextlib.contextmanager
+def _started(deployment: Deployment, source: Path) -> Iterator[int]:
+    """The run directory with the resolved run file in it, this process's alone; see `_only_run`."""
     if source.resolve() == deployment.run_file.resolve():
         raise ConfigurationError(
             f"run.directory must not hold the run file itself, because the resolved one is written to {deployment.run_file}; "
@@ -109,30 +124,23 @@ def run(
         (deployment.directory / name).mkdir(parents=True, exist_ok=True)
     with _only_run(deployment.directory) as lock:
         deployment.run_file.write_text(dump(deployment.configuration))
-        stages = _stages(deployment, lock)
-        asyncio.run(_supervise(stages, deployment.directory / "logs", observer, before_shutdown))
+        yield lock
 
 
-async def _supervise(
-    stages: Sequence[Stage],
-    log_directory: Path,
-    observer: Observer,
-    before_shutdown: Callable[[], Coroutine[Any, Any, None]] | None,
-) -> None:
-    supervisor = Supervisor(log_directory, observer)
+async def _supervise(deployment: Deployment, observer: Observer, live: Callable[[Supervisor], Coroutine[Any, Any, None]]) -> None:
+    supervisor = Supervisor(deployment.directory / "logs", observer)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.request_stop, number)
-    await supervisor.run(stages, before_shutdown=before_shutdown)
+    await live(supervisor)
 
 
-def _stages(deployment: Deployment, lock: int) -> list[Stage]:
-    """Redis; then engines, hub and agents, which start side by side; then the trainer."""
+def _service_stages(deployment: Deployment, lock: int) -> list[Stage]:
+    """Redis; then engines, hub and agents, which start side by side."""
     stages = [
         Stage([_engine(deployment, index, port) for index, port in enumerate(deployment.engine_ports)]),
         Stage([_hub(deployment)], needs_previous=False),
         Stage([_agents(deployment)], needs_previous=False),
-        Stage([_trainer(deployment)]),
     ]
     return stages if deployment.has_external_redis else [Stage([_redis(deployment, [lock])]), *stages]
 

@@ -63,6 +63,11 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
+def percent(share: float | None) -> str:
+    """A share in whole per cent; a dash where nothing was measured."""
+    return "–" if share is None else f"{share:.0%}"
+
+
 def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 

@@ -35,7 +35,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """A trajectory with its tokens as text, as `--json` shows it."""
 
     entry_id: str
-    """In the stream."""
+    """In the stream; "" for an episode that never was in one, such as an evaluation's."""
     trajectory_id: str
     group_id: str
     group_size: int

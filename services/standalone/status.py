@@ -33,6 +33,7 @@ def ask(configuration: Configuration) -> dict[str, Any]:
             "version": hub.get("/status")["version"],
             "engines": hub.get("/engines"),
             "books": agents_status["books"],
+            "pipeline": agents_status["pipeline"],
             "agent_processes": agents_status["processes"],
             "environments": agents.get("/environments"),
         }
@@ -72,4 +73,23 @@ def tables(console: Console, answers: Mapping[str, Any]) -> Group:
         ],
         title="environments",
     )
-    return Group(ledger, Text(), engines, Text(), processes, Text(), environments)
+    return Group(ledger, *pipeline_lines(answers["pipeline"]), Text(), engines, Text(), processes, Text(), environments)
+
+
+def pipeline_lines(report: Mapping[str, Any] | None) -> list[Text]:
+    """What the last updates measured, and the trainer's advice; nothing before the first ones."""
+    if report is None:
+        return []
+    shares = [
+        f"training waits for data {printing.percent(report['wait_share'])} of the time",
+        f"the trainer is idle {printing.percent(report['trainer_idle_share'])}",
+        f"engines are idle {printing.percent(report['engine_idle_share'])}",
+        f"they use {printing.percent(report['engine_utilisation'])} of what they can hold",
+    ]
+    lost = ", ".join(f"{printing.percent(share)} {reason}" for reason, share in report["discarded_token_shares"].items())
+    life = ", ".join(f"{printing.percent(share)} {part}" for part, share in report["episode_shares"].items())
+    return [
+        Text(f"last {printing.counted(report['updates'], 'update')}, {report['update_s']:.1f} s each: {', '.join(shares)}"),
+        Text(f"an episode's life: {life or '–'} · sampled tokens discarded: {lost or 'none'}"),
+        *(Text(f"advice: {printing.printable(sentence)}") for sentence in report["advice"]),
+    ]

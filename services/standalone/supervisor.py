@@ -1,8 +1,8 @@
 """Starts the processes of a run in stages, watches them, and stops them in the reverse order.
 
 Each process is STARTING → READY → STOPPING → STOPPED; one that nobody waits for is RUNNING instead of READY. The run ends with
-the first of: its last process finishing, any other one ending, a signal. Whatever ended it, every process is gone when
-`Supervisor.run` returns.
+the first of: its last process (`run`) or the caller's work (`serve`) finishing, any other process ending, a signal. Whatever
+ended it, every process is gone when these return.
 """
 
 import asyncio
@@ -92,6 +92,17 @@ class Supervisor:
             await self._until_last_finishes()
             if before_shutdown:
                 await self._guarded(before_shutdown(), expected=self._children[-1:])
+        finally:
+            await self._stop_all()
+
+    async def serve(self, stages: Sequence[Stage], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs `work` as soon as every process of `stages` is ready, and returns when it has ended.
+
+        Raises: ProcessError if a process ended before; StopRequested on a signal; what `work` raises.
+        """
+        try:
+            await self._start_all(stages)
+            await self._guarded(work())
         finally:
             await self._stop_all()
 

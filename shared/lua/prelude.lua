@@ -47,14 +47,20 @@ local function forget(group_id, group_size)
       redis.call('HDEL', FINISHED, field)
     end
   end
-  redis.call('HDEL', FINISHED, group_id)
+  redis.call('HDEL', FINISHED, group_id, group_id .. ':tokens')
   redis.call('HDEL', OWNERS, group_id)
   redis.call('HDEL', GROUPS, group_id)
+end
+
+-- Counts tokens that were sampled for nothing.
+local function waste(reason, num_tokens)
+  redis.call('HINCRBY', LEDGER, 'discarded_tokens:' .. reason, num_tokens)
 end
 
 -- Counts a group that is in no state any more as discarded, with the episodes that had finished.
 local function give_up(group_id, record, reason)
   redis.call('HINCRBY', LEDGER, 'episodes_discarded', redis.call('HGET', FINISHED, group_id) or 0)
+  waste(reason, redis.call('HGET', FINISHED, group_id .. ':tokens') or 0)
   forget(group_id, record.group_size)
   redis.call('HINCRBY', LEDGER, 'discarded', 1)
   redis.call('HINCRBY', LEDGER, 'discarded:' .. reason, 1)

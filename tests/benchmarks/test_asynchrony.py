@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.asynchrony import virtual_time
 from benchmarks.asynchrony.engines import LockStep, Slots
-from benchmarks.asynchrony.stack import System, simulate
+from benchmarks.asynchrony.stack import simulate
+from benchmarks.asynchrony.system import System
 from benchmarks.asynchrony.workloads import Constant, LogNormal, Workload
 
 SYSTEM = System(groups=2, group_size=2, ratio=0, gpus=2, slots=2, token_s=0.01)

@@ -44,3 +44,9 @@ def test_draws_have_their_distribution():
 def test_bound_is_the_papers():
     """(64 / 8) (2 + 0.5) + 30 / 3"""
     assert bound_s(samples=64, gpus=8, mu_gen_s=2, mu_train_s=0.5, longest_s=30, ratio=2) == pytest.approx(30)
+
+
+def test_few_reward_workers_add_their_queue_to_the_bound():
+    """30 + (64 / 4) 1.5"""
+    bound = bound_s(samples=64, gpus=8, mu_gen_s=2, mu_train_s=0.5, longest_s=30, ratio=2, mu_reward_s=1.5, reward_workers=4)
+    assert bound == pytest.approx(54)

@@ -1,7 +1,8 @@
-"""Finished episodes without tokens, for tests of what moves records rather than of what they hold."""
+"""Finished episodes of two sampled tokens, for tests of what moves records rather than of what they hold."""
 
 from shared.ledger import GroupRecord
 from shared.trajectory import Outcome, Timings, Trajectory
+from shared.versions import VersionSpan
 
 
 def finished_episode(group: GroupRecord, sample_index: int) -> Trajectory:
@@ -15,10 +16,10 @@ def finished_episode(group: GroupRecord, sample_index: int) -> Trajectory:
         attempt=group.attempt,
         environment=group.environment,
         task_id=str(group.task_index),
-        token_bytes=b"",
-        loss_mask_bytes=b"",
-        logprob_bytes=b"",
-        version_spans=(),
+        token_bytes=bytes(8),
+        loss_mask_bytes=b"\x01\x01",
+        logprob_bytes=bytes(8),
+        version_spans=(VersionSpan(0, 2, 0),),
         temperature=1.0,
         turns=(),
         reward=0.0,

@@ -72,6 +72,10 @@ def test_overrides_win_over_environment_variables_and_those_over_the_file(run_fi
         ("rollout.min_group_size=1", "rollout.min_group_size must be >= 2 with the group-relative estimator 'grpo', got 1"),
         ("rollout.min_group_size=9", "rollout.min_group_size must be <= rollout.num_return_sequences_in_group=8, got 9"),
         ("rollout.async_generation_ratio=.inf", "async_generation_ratio must be a finite number >= 0, got inf"),
+        (
+            "env_agents.environments=[{name: a, import_path: 'a:B', limits: {truncation_reward: -.inf}}]",
+            "limits.truncation_reward must be a finite number, got -inf",
+        ),
         ("rollout.num_return_sequences_in_group=1", "must be >= 2 with the group-relative estimator 'grpo', got 1"),
         ("run.model_path=nowhere", "run.model_path must be a directory with a Hugging Face model, got 'nowhere'"),
         ("redis=redis://:s3cret@h", "redis: Expected `object`, got 'redis://:***@h'"),

@@ -140,6 +140,24 @@ async def test_an_episode_of_a_discarded_group_leaves_no_entry(agents: Admission
     assert (await agents.books()).stream_entries == 0
 
 
+async def test_tokens_that_nobody_trains_are_counted_by_reason(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
+    groups = [await admit_and_finish(agents, f"g{index}") for index in range(3)]
+    each = finished_episode(groups[0], 0).num_sampled_tokens
+    assert each > 0
+    assert (await agents.books()).discarded_tokens == {}
+    trainer.discard(["g0"], DiscardReason.STALE, requeue=True)
+    trainer.publish(1, ["g1", "g2"])
+    assert await agents.finish(finished_episode(groups[0], 0)) is Receipt.GONE
+    assert (await agents.books()).discarded_tokens == {"stale": GROUP_SIZE * each, "gone": each}
+    filtered = await admit(agents, "g3")
+    assert filtered is not None
+    for sample_index in range(GROUP_SIZE):
+        await agents.finish(finished_episode(filtered, sample_index), verdict="zero_variance")
+    await agents.waste({"surplus": 7, "stale": 5})
+    expected = {"stale": GROUP_SIZE * each + 5, "gone": each, "filtered:zero_variance": GROUP_SIZE * each, "surplus": 7}
+    assert (await agents.books()).discarded_tokens == expected
+
+
 async def test_a_dead_owner_s_group_is_adopted_with_what_it_had_finished(agents: AdmissionLedger) -> None:
     group = await admit(agents, "g", owner="dead", lease_ms=EXPIRED_MS)
     assert group is not None

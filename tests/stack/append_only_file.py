@@ -11,11 +11,15 @@ from shared.trajectory import Trajectory
 
 @dataclass
 class StreamHistory:
-    """Every trajectory that entered the stream, those that left it again, and how many groups the ledger says were discarded."""
+    """Every trajectory that entered the stream, those that left it again, and what the ledger says of groups at each step."""
 
     entered: dict[str, Trajectory] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
     num_discarded_groups: int = 0
+    admitted: list[tuple[int, int]] = field(default_factory=list)
+    """After each admission: groups started and not discarded, and the version in force."""
+    owners: dict[str, list[str]] = field(default_factory=dict)
+    """By group: the agent process that it was admitted to, then those that adopted it."""
 
     @property
     def remaining(self) -> set[str]:
@@ -25,7 +29,8 @@ class StreamHistory:
 def read_stream_history(redis_directory: Path, keys: Keys) -> StreamHistory:
     history = StreamHistory()
     id_by_entry: dict[bytes, str] = {}
-    stream, ledger = keys.trajectories.encode(), keys.ledger.encode()
+    stream, ledger, owners = keys.trajectories.encode(), keys.ledger.encode(), keys.owners.encode()
+    num_started, version = 0, 0
     for name, *arguments in _commands(redis_directory):
         command = (name.upper(), arguments[0]) if arguments else (name.upper(), b"")
         if command == (b"XADD", stream):
@@ -38,18 +43,34 @@ def read_stream_history(redis_directory: Path, keys: Keys) -> StreamHistory:
             history.left.update(id_by_entry[entry] for entry in arguments[1:])
         elif command == (b"HINCRBY", ledger) and arguments[1] == b"discarded":
             history.num_discarded_groups += int(arguments[2])
+        elif command == (b"HINCRBY", ledger) and arguments[1] == b"started":
+            num_started += int(arguments[2])
+            history.admitted.append((num_started - history.num_discarded_groups, version))
+        elif command == (b"HSET", ledger) and arguments[1] == b"version":
+            version = int(arguments[2])
+        elif command == (b"HSET", owners):
+            history.owners.setdefault(arguments[1].decode(), []).append(arguments[2].decode())
     return history
 
 
 def _commands(directory: Path) -> Iterator[list[bytes]]:
-    """The commands of *.aof files: `*<count>` then `$<length>` and as many bytes, for each word."""
+    """The commands of *.aof files: `*<count>` then `$<length>` and as many bytes, for each word. One half written is none yet."""
     for path in sorted(directory.rglob("*.aof")):
         with path.open("rb") as file:
             while (line := file.readline()).startswith(b"*"):
-                yield [_word(file.readline(), file.read) for _ in range(int(line[1:]))]
+                words = [_word(file.readline(), file.read) for _ in range(int(line[1:]))] if line.endswith(b"\n") else [None]
+                if None in words:
+                    return
+                yield words
 
 
-def _word(length_line: bytes, read) -> bytes:
-    word = read(int(length_line[1:]))
-    assert read(2) == b"\r\n"
-    return word
+def _word(length_line: bytes, read) -> bytes | None:
+    """None if the file ends within it."""
+    if not length_line.endswith(b"\r\n"):
+        return None
+    length = int(length_line[1:])
+    word = read(length + 2)
+    if len(word) < length + 2:
+        return None
+    assert word.endswith(b"\r\n")
+    return word[:-2]

@@ -4,7 +4,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from shared import versions
 from tests.stack.standalone_run import StandaloneRun
 
 MAX_MISMATCH = 1e-4
@@ -26,6 +25,7 @@ def check_lineage(run: StandaloneRun, *, num_updates: int) -> None:
 
     ratio = run.configuration.rollout.async_generation_ratio
     for line in lineage:
+        oldest_trained = []
         for trajectory_id in line.trajectory_ids:
             trajectory = history.entered[trajectory_id]
             is_sampled = trajectory.loss_mask == 1
@@ -34,7 +34,10 @@ def check_lineage(run: StandaloneRun, *, num_updates: int) -> None:
             assert (trajectory.logprobs[is_sampled] < 0).all()
             assert np.isfinite(trajectory.logprobs).all()
             assert (trajectory.logprobs[~is_sampled] == 0).all()
-            assert versions.lag(line.version - 1, trajectory.oldest_version) <= ratio
+            lags = line.version - 1 - trajectory.token_versions[is_sampled]
+            assert (lags >= 0).all()
+            oldest_trained += lags[lags <= ratio].tolist()
+        assert line.lag_max == max(oldest_trained), "tokens over the bound are masked, all others are trained"
 
 
 def test_whole_system_trains_and_keeps_its_invariants(new_run):

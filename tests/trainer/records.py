@@ -79,5 +79,6 @@ def episode(
         num_tokens=10,
         sampled_by_version=() if oldest_version is None else ((oldest_version, 4),),
         reward=float(sample_index),
+        timings=Timings(1.0, 2.0, 4.0, 1.0),
         is_trainable=is_trainable,
     )

@@ -28,6 +28,18 @@ class AcceptingHub(ThreadingHTTPServer):
     def answer(self, path, body):
         if path == "/engines":
             return [{"id": "e", "url": "http://127.0.0.1:9", "state": "ready"}]
+        if path == "/usage":
+            return [
+                {
+                    "id": "e",
+                    "tensor_parallel_size": 1,
+                    "max_running_calls": 8,
+                    "max_tokens": None,
+                    "ready_s": 9.0,
+                    "idle_s": 3.0,
+                    "used_s": 2.0,
+                }
+            ]
         if path == "/weight_groups":
             return {"group_name": f"headrace-{body['epoch']}", "world_size": 1, "engines": []}
         if path == "/weight_updates":

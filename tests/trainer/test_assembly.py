@@ -1,11 +1,12 @@
 """Which groups train: properties over any delivery order, and the edges by example."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.ledger import GroupRecord, LiveGroups, ReadyGroup
 from tests.trainer.records import episode
-from trainer.assembly import GroupAssembler, select
+from trainer.assembly import GroupAssembler, select, spare_groups
 
 GROUP_SIZE = 3
 
@@ -50,13 +51,13 @@ def record(group_id, start_number, *, sampling_version=None):
     )
 
 
-def choose(episodes, ready, *, running=(), version=5, max_lag=1, on_stale="regenerate", batch_groups=2):
+def choose(episodes, ready, *, running=(), version=5, max_lag=1, on_stale="regenerate", batch_groups=2, redundant_groups=0):
     """Args: ready: ids, oldest start first. running: records."""
     groups = assembled(episodes)
     sizes = {episode.group_id: episode.group_size for episode in episodes}
     listed = tuple(ReadyGroup(record(group_id, start), sizes[group_id]) for start, group_id in enumerate(ready, 1))
     live = LiveGroups(float(max_lag), listed, tuple(running))
-    return select(groups, live, version=version, on_stale=on_stale, batch_groups=batch_groups)
+    return select(groups, live, version=version, on_stale=on_stale, batch_groups=batch_groups, redundant_groups=redundant_groups)
 
 
 @given(deliveries(), st.integers(0, 8), st.integers(0, 4), st.integers(1, 4))
@@ -119,6 +120,42 @@ def test_waiting_holds_the_batch_back_for_older_groups_that_it_would_make_stale(
     assert [group.group_id for group in selection.batch] == ["a"]
     assert selection.awaited == ("straggler",)
     assert choose(whole("a", 2), ["a"], running=running, version=2, batch_groups=1).awaited == ()
+
+
+@pytest.mark.parametrize(
+    ("num_stragglers", "num_young", "redundant_groups", "num_awaited"),
+    [
+        (1, 2, 1, 0),  # 5 live, 4 planned at α = 1 and B = 2: one is spare, and one is slow.
+        (2, 1, 1, 2),  # As many live, and two are slow: whichever of them ends first is needed.
+        (1, 1, 1, 1),  # 4 live: the redundant place is not taken, so nothing is spare.
+        (2, 2, 3, 0),  # 6 live: two spare.
+        (1, 2, 0, 1),  # 5 live because α was lowered: the run has no redundant groups, so none is spare.
+    ],
+)
+def test_waiting_spares_stragglers_that_redundant_groups_make_up_for(num_stragglers, num_young, redundant_groups, num_awaited):
+    running = [record(f"slow {index}", 0, sampling_version=1) for index in range(num_stragglers)]
+    running += [record(f"young {index}", 9, sampling_version=2) for index in range(num_young)]
+    episodes = [*whole("a", 2), *whole("b", 2)]
+    selection = choose(episodes, ["a", "b"], running=running, version=2, on_stale="wait", redundant_groups=redundant_groups)
+    assert len(selection.batch) == 2
+    assert len(selection.awaited) == num_awaited
+
+
+@given(st.integers(0, 40), st.floats(0, 4), st.integers(1, 16), st.integers(0, 16))
+def test_what_is_spared_leaves_every_planned_batch_full(num_live, ratio, batch_groups, redundant_groups):
+    spare = spare_groups(num_live, ratio, batch_groups=batch_groups, redundant_groups=redundant_groups)
+    assert 0 <= spare <= redundant_groups
+    if spare:
+        assert num_live - spare >= batch_groups
+
+
+def test_a_group_that_failed_takes_no_place():
+    running = [record("slow", 0, sampling_version=1), record("young", 9, sampling_version=2)]
+    broken = [episode("broken", 0, oldest_version=2), episode("broken", 1, is_trainable=False, oldest_version=None)]
+    episodes = [*broken, *whole("a", 2), *whole("b", 2)]
+    selection = choose(episodes, ["broken", "a", "b"], running=running, version=2, on_stale="wait", redundant_groups=1)
+    assert selection.failed == ("broken",)
+    assert selection.awaited == ("slow",), "four live groups are left, as many as are planned"
 
 
 def test_masking_keeps_a_group_for_as_long_as_one_of_its_tokens_is_young_enough():

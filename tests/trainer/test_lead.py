@@ -13,6 +13,7 @@ from trainer.assembly import Group, Selection
 from trainer.lead import Batch, plan_batch, update_metrics
 from trainer.learner import Learned
 from trainer.measures import Measures
+from trainer.pipeline import Stretch
 from trainer.weight_push import PushTimes
 
 
@@ -57,11 +58,14 @@ def test_metrics_of_an_update(configuration, redis_client, keys):
     ledger = TrainingLedger(redis_client, keys)
     subject = batch(configuration, selected(group("a", oldest_version=1), group("b", oldest_version=0)))
     learned = Learned(Measures(0.1, 0.0, 1.0, 1.0, 0.0, None, None), kl_behaviour_before=0.05, grad_norm=2.0, learning_rate=1e-4)
-    metrics = update_metrics(subject, learned, PushTimes(0.3, 0.1, 0.06, 0.05), ledger.books(), fetch_s=0.25, train_s=2.0)
+    stretch = Stretch(num_updates=1, update_s=8.0, wait_s=1.0, train_s=2.0)
+    metrics = update_metrics(subject, learned, PushTimes(0.3, 0.1, 0.06, 0.05), ledger.books(), stretch, fetch_s=0.25)
     assert (metrics.update, metrics.version, metrics.lag_max, metrics.lag_mean) == (2, 2, 1, 0.5)
     assert (metrics.kl_behaviour_before, metrics.discarded_groups) == (0.05, {})
     assert (metrics.reward_mean, metrics.success_rate) == (0.5, 0.5)
     assert (metrics.wait_prev_gen_s, metrics.assemble_s, metrics.train_s) == (1.0, 0.75, 2.0)
+    assert (metrics.update_s, metrics.wait_share, metrics.trainer_idle_share) == (8.0, 0.125, 0.75)
+    assert (metrics.tokens_by_lag, metrics.trajectories_by_lag) == ({0: 8, 1: 8}, {0: 2, 1: 2})
     assert (metrics.num_groups, metrics.num_trajectories, metrics.num_tokens, metrics.num_sampled_tokens) == (2, 4, 40, 16)
 
 
@@ -73,3 +77,9 @@ def test_tokens_over_the_bound_carry_no_loss_and_their_rewards_still_count(confi
     assert planned == {"g/1": 0.0, "g/2": 1.0}, "relative to the mean over all three"
     assert (subject.plan.num_sequences, subject.plan.num_sampled_tokens) == (2, 5)
     assert subject.lags == [1, 1]
+    assert subject.trained_by_version == [(2, 4), (2, 1)]
+    assert subject.unused_tokens == {"masked": 7, "no_reward": 0}
+
+
+def test_tokens_of_episodes_without_a_reward_are_counted(configuration):
+    assert batch(configuration, selected(group("b", size=3, broken=(0,)))).unused_tokens == {"masked": 0, "no_reward": 4}

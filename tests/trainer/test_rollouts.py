@@ -1,5 +1,6 @@
 """The trainer's inlet on a real Redis: what is waited for, given up, read again."""
 
+import msgspec
 import pytest
 import redis
 import redis.asyncio
@@ -141,7 +142,7 @@ async def test_what_became_stale_with_an_update_is_given_up_at_once(agents, new_
     await agents.ledger.sampling(samples.group_id)
     for version in (1, 2):
         ledger.publish(version, [])
-        new_reader().give_up_stale(version)
+        new_reader(msgspec.structs.replace(ROLLOUT, on_stale="regenerate")).give_up_stale(version)
     assert [record.group_id for record in ledger.live_groups().running] == [waits.group_id]
     assert ledger.books().discarded == {"stale": 1}
 

@@ -12,7 +12,16 @@ METRICS = UpdateMetrics(
     success_rate=0.25,
     lag_max=1,
     lag_mean=0.5,
+    tokens_by_lag={0: 2000, 1: 1000},
+    trajectories_by_lag={0: 64, 1: 64},
+    update_s=4.0,
     wait_prev_gen_s=2.0,
+    wait_share=0.5,
+    trainer_idle_share=0.625,
+    engine_idle_share=0.1,
+    engine_utilisation=None,
+    episode_s_mean=8.0,
+    episode_shares={"queued": 0.0, "generating": 1.0, "environment": 0.0, "reward": 0.0},
     assemble_s=0.1,
     train_s=1.5,
     weight_sync_s=0.2,
@@ -28,6 +37,9 @@ METRICS = UpdateMetrics(
     kl_behaviour_before=0.001,
     async_generation_ratio=1.0,
     discarded_groups={"stale": 1},
+    discarded_tokens={"stale": 300},
+    masked_tokens=0,
+    unrewarded_tokens=0,
     surplus_episodes=0,
     dead_letters=0,
     logprob_mismatch_max=None,
@@ -45,7 +57,7 @@ def test_lines_are_appended_and_read_back(tmp_path):
     assert lines.read() == []
     lines.append(METRICS)
     lines.append({"version": 4})
-    assert lines.read() == [msgspec.to_builtins(METRICS), {"version": 4}]
+    assert lines.read() == [msgspec.to_builtins(METRICS, str_keys=True), {"version": 4}]
 
 
 def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path):

@@ -1,9 +1,12 @@
 import re
 
+import msgspec
 import pytest
 
 from services.env_agents.documentation import openapi
 from services.env_agents.episode_statistics import RunStatistics
+from shared import trajectory as trajectories
+from shared.evaluation import EvaluationLine
 from shared.ledger import AdmissionLedger, GroupRecord
 from tests.services.openapi_walk import operations
 from tests.shared.episodes import finished_episode
@@ -125,6 +128,8 @@ BAD_REQUESTS = [
     ("POST", "/evaluations", {"num_episodes": 0}, 422, "num_episodes: Expected `int` >= 1, got 0"),
     ("POST", "/evaluations", {"num_episodes": 1, "environments": ["calculator"]}, 422, "evaluation_tasks"),
     ("POST", "/evaluations", {"num_episodes": 1, "environments": ["calc"]}, 404, "did you mean 'calculator'?"),
+    ("POST", "/evaluations/episodes", {"num_episodes": 0}, 422, "num_episodes: Expected `int` >= 1, got 0"),
+    ("POST", "/evaluations/episodes", {"num_episodes": 1, "environments": ["calc"]}, 404, "did you mean 'calculator'?"),
 ]
 
 
@@ -215,3 +220,18 @@ async def test_evaluations_answer_by_environment(http, hub):
     assert answer["version"] == 2
     assert answer["results"]["lookup"]["episodes"] == 3
     assert answer["transcripts"][0]["environment"] == "lookup"
+
+
+async def test_evaluation_by_episode_begins_with_their_number_and_has_a_line_for_each(http, hub):
+    spec = {
+        **CALCULATOR,
+        "name": "lookup",
+        "import_path": "examples.lookup_chain:LookupChain",
+        "evaluation_tasks": {"kind": "seeds", "count": 3},
+    }
+    await http.post("/environments", json=spec)
+    answer = await http.post("/evaluations/episodes", json={"num_episodes": 5})
+    first, *lines = [msgspec.json.decode(line, type=EvaluationLine) for line in answer.text.splitlines()]
+    assert first == EvaluationLine(num_episodes={"lookup": 3})
+    episodes = [trajectories.decode(line.trajectory) for line in lines]
+    assert sorted(episode.task_id for episode in episodes) == ["0", "1", "2"]

@@ -87,6 +87,26 @@ async def test_limits_truncate_and_are_never_passed(hub, play, doubling, limits,
     assert len(record.turns) <= limits.get("max_turns", 8)
 
 
+async def test_a_truncated_episode_has_what_its_turns_gave_and_what_truncation_is_worth(hub, play, doubling):
+    hub.policy = lambda _: CALL
+    before = await play(doubling, max_turns=2)
+    assert (before.outcome, before.reward, before.reward_parts, before.is_trainable) == (Outcome.TRUNCATED, 0.0, {}, True)
+    record = await play(doubling, max_turns=2, truncation_reward=-0.5)
+    assert (record.reward, record.reward_parts, record.is_trainable) == (-0.5, {"truncation": -0.5}, True)
+    assert [turn.reward for turn in record.turns] == [0.0, -0.5]
+
+
+async def test_a_turn_that_was_not_answered_in_time_is_worth_what_the_spec_says(play, question_environment):
+    hanging = misbehaving(question_environment, "step", hangs)
+    excluded = await play(hanging, step_timeout_s=0.05)
+    assert (excluded.outcome, excluded.is_trainable) == (Outcome.TIMEOUT, False)
+    record = await play(hanging, step_timeout_s=0.05, timeout_reward=-1.0)
+    assert (record.outcome, record.reward, record.reward_parts) == (Outcome.TIMEOUT, -1.0, {"timeout": -1.0})
+    assert record.is_trainable
+    other = await play(hanging, episode_timeout_s=0.5, timeout_reward=-1.0)
+    assert (other.outcome, other.is_trainable) == (Outcome.TIMEOUT, False), "the whole episode's deadline is no turn's"
+
+
 async def test_prompt_over_the_limit_teaches_nothing(play, doubling):
     record = await play(doubling, max_tokens=10)
     assert record.outcome is Outcome.ENVIRONMENT_ERROR

@@ -3,7 +3,8 @@ import datetime
 import pytest
 from msgspec.structs import replace
 
-from services.env_agents.episode_statistics import WINDOW, EpisodeStatistics, RunStatistics
+from services.env_agents.episode_statistics import WINDOW, RunStatistics
+from shared.evaluation import EpisodeStatistics
 from shared.ledger import GroupRecord
 from shared.trajectory import Outcome
 from tests.shared.episodes import finished_episode

@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import re
 
@@ -5,10 +6,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from services.env_agents.evaluation import EvaluationRequest, Evaluator
+from services.env_agents.evaluation import Evaluator
 from services.env_agents.registry import UnknownEnvironmentError
+from shared import trajectory as trajectories
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec, ParquetTasks
 from shared.errors import ConfigurationError
+from shared.evaluation import EvaluationRequest
 
 QUESTION = re.compile(r"user\n(\d+) \+ (\d+)<")
 
@@ -38,8 +41,10 @@ def evaluator(registry, agent, renderer, holds):
     @contextlib.asynccontextmanager
     async def hold():
         holds.append("held")
-        yield
-        holds.append("released")
+        try:
+            yield
+        finally:
+            holds.append("released")
 
     return Evaluator(run_id="run", registry=registry, agent=agent, hold_rollouts=hold, decode=renderer.text)
 
@@ -79,3 +84,36 @@ async def test_environments_without_held_out_tasks_are_left_out_unless_named(eva
         await evaluator.evaluate(EvaluationRequest(num_episodes=1, environments=("other",)))
     with pytest.raises(UnknownEnvironmentError, match="did you mean 'calculator'"):
         await evaluator.evaluate(EvaluationRequest(num_episodes=1, environments=("calculater",)))
+
+
+async def test_whoever_stops_listening_ends_what_still_plays(evaluator, hub, calculator, holds):
+    asked, answering = asyncio.Event(), asyncio.Event()
+
+    async def answer(text: str) -> str:
+        if "0 + 0" not in text:
+            asked.set()
+            await answering.wait()
+        return "0<|im_end|>"
+
+    hub.policy = answer
+    request = EvaluationRequest(num_episodes=6)
+    lines = evaluator.lines(evaluator.plan(request), request)
+    assert (await anext(lines)).num_episodes == {"calculator": 6}
+    assert trajectories.decode((await anext(lines)).trajectory).task_id == "0"
+    await asked.wait()
+    await lines.aclose()
+    assert holds == ["held", "released"]
+    assert calculator.slots.num_claimed == 0
+    answering.set()
+
+
+async def test_evaluation_that_cannot_begin_is_no_end_without_a_word(registry, agent, renderer, calculator):
+    @contextlib.asynccontextmanager
+    async def refuse():
+        raise ConnectionError("Redis is away")
+        yield
+
+    evaluator = Evaluator(run_id="run", registry=registry, agent=agent, hold_rollouts=refuse, decode=renderer.text)
+    request = EvaluationRequest(num_episodes=1)
+    with pytest.raises(ConnectionError, match="Redis is away"):
+        [line async for line in evaluator.lines(evaluator.plan(request), request)]

@@ -125,7 +125,9 @@ class FakeEngine:
     async def _server_info(self, request: web.Request) -> web.Response:
         if self.hanging:
             await self._stopping.wait()
-        return web.json_response({"version": self.version, "tp_size": 1, "dp_size": 1})
+        states = [{"effective_max_running_requests_per_dp": 4}]
+        described = {"version": self.version, "tp_size": 1, "dp_size": 1}
+        return web.json_response({**described, "internal_states": states, "max_total_num_tokens": 1000})
 
     async def _ready(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.is_paused else 200)

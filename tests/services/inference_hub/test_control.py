@@ -80,6 +80,24 @@ async def test_metrics_count_calls_and_show_engines(serve_hub, start_engine):
     assert "# TYPE headrace_hub_loop_lag_seconds histogram" in text
 
 
+async def test_usage_says_how_an_engines_ready_time_went(serve_hub, start_engine):
+    engine = await start_engine()
+    async with serve_hub() as served:
+        await served.post("/engines", {"url": engine.url})
+        _, [before] = await served.get("/usage")
+        await served.generate([1], 3)
+        _, [after] = await served.get("/usage")
+        async with served.http.get(served.url + "/metrics") as response:
+            text = await response.text()
+    assert (after["max_running_calls"], after["max_tokens"]) == (4, 1000)
+    assert before["used_s"] == 0
+    assert before["idle_s"] == before["ready_s"]
+    assert before["idle_s"] < after["idle_s"] < after["ready_s"]
+    assert after["used_s"] == pytest.approx((after["ready_s"] - after["idle_s"]) / 4)
+    for name in ("ready_seconds_total", "idle_seconds_total", "used_seconds_total", "max_running_calls", "max_tokens"):
+        assert f'headrace_hub_engine_{name}{{engine="{after["id"]}"}}' in text
+
+
 async def test_a_trainer_of_another_run_is_refused_before_it_touches_an_engine(serve_hub, start_engine, listening_port):
     engine = await start_engine()
     async with serve_hub(engine.url) as served:

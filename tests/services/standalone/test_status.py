@@ -15,11 +15,24 @@ ENVIRONMENTS = [
     {"name": "lookup", "weight": 0.5, "is_paused": True, "statistics": {"episodes": 0, "success_rate": None}},
 ]
 PROCESSES = {"node-1:77": 24, "node-2:12": 8}
+PIPELINE = {
+    "version": 7,
+    "updates": 6,
+    "update_s": 41.0,
+    "wait_share": 0.38,
+    "trainer_idle_share": 0.45,
+    "engine_idle_share": 0.031,
+    "engine_utilisation": None,
+    "episode_shares": {"queued": 0.0, "generating": 0.8, "environment": 0.2, "reward": 0.0},
+    "discarded_token_shares": {"stale": 0.12},
+    "advice": ["training waits 38% of the time for data: give rollouts 2 more of the 16 GPUs"],
+}
 ANSWERS = {
     "run": "demo",
     "version": 7,
     "engines": [ENGINE],
     "books": BOOKS,
+    "pipeline": PIPELINE,
     "agent_processes": PROCESSES,
     "environments": ENVIRONMENTS,
 }
@@ -37,7 +50,10 @@ def configuration(hub: str, agents: str) -> Configuration:
 
 def test_hub_and_agents_are_asked_for_what_they_own():
     hub = {"GET /status": (200, {"version": 7}), "GET /engines": (200, [ENGINE])}
-    agents = {"GET /status": (200, {"books": BOOKS, "processes": PROCESSES}), "GET /environments": (200, ENVIRONMENTS)}
+    agents = {
+        "GET /status": (200, {"books": BOOKS, "pipeline": PIPELINE, "processes": PROCESSES}),
+        "GET /environments": (200, ENVIRONMENTS),
+    }
     with json_service(hub) as hub_address, json_service(agents) as agents_address:
         assert status.ask(configuration(hub_address.url, agents_address.url)) == ANSWERS
 
@@ -67,7 +83,17 @@ def test_tables_off_a_terminal_are_lines_that_are_never_wrapped():
     lines = shown.getvalue().splitlines()
     assert lines[0].endswith("policy version 7 · groups: 9 started = 2 running + 1 ready + 5 trained + 1 discarded")
     assert f"http://10.0.0.7:30000  syncing  6        3      {long.strip()}" in lines
+    assert lines[1:4] == [
+        "last 6 updates, 41.0 s each: training waits for data 38% of the time, the trainer is idle 45%, engines are idle 3%, "
+        "they use – of what they can hold",
+        "an episode's life: 0% queued, 80% generating, 20% environment, 0% reward · sampled tokens discarded: 12% stale",
+        "advice: training waits 38% of the time for data: give rollouts 2 more of the 16 GPUs",
+    ]
     assert "node-2:12      8" in lines
     assert "calculator   1.0     no      256       0.91" in lines
     assert "lookup       0.5     yes     0         –" in lines
     assert "\x1b" not in shown.getvalue()
+
+
+def test_before_the_first_updates_nothing_is_said_of_the_pipeline():
+    assert status.pipeline_lines(None) == []

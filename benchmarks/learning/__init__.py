@@ -1,0 +1,1 @@
+"""How well each policy loss learns from data of a known lag."""

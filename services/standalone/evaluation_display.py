@@ -1,0 +1,47 @@
+"""What `headrace evaluate` shows while it works: bars on a terminal, a line now and then elsewhere."""
+
+from collections.abc import Mapping
+
+from rich.progress import TaskID
+
+from services.standalone.progress_display import ProgressDisplay
+from services.standalone.supervisor import State
+from shared.trajectory import SUCCESS_REWARD, Trajectory
+
+NUM_LINES = 10
+"""Lines of progress for each environment, where there are no bars."""
+
+
+class EvaluationDisplay(ProgressDisplay):
+    """The observer of an evaluation's processes, told of each episode that has ended."""
+
+    _bar_by_name: dict[str, TaskID]
+    _num_by_name: dict[str, int]
+    _num_successes: dict[str, int]
+    _total_by_name: Mapping[str, int]
+
+    def state_changed(self, name: str, state: State, seconds: float) -> None:
+        if state is State.STARTING:
+            self._starting(name)
+        elif state is State.READY:
+            self._started(f"{name} is ready after {seconds:.1f} s")
+
+    def line_written(self, name: str, line: str) -> None:
+        """Output is in the logs."""
+
+    def planned(self, num_episodes: Mapping[str, int]) -> None:
+        """By environment."""
+        self._total_by_name = num_episodes
+        self._bar_by_name = {name: self._progress.add_task(name, total=total, detail="") for name, total in num_episodes.items()}
+        self._num_by_name = dict.fromkeys(num_episodes, 0)
+        self._num_successes = dict.fromkeys(num_episodes, 0)
+
+    def ended(self, trajectory: Trajectory) -> None:
+        name = trajectory.environment
+        self._num_by_name[name] += 1
+        self._num_successes[name] += trajectory.reward >= SUCCESS_REWARD
+        done, total = self._num_by_name[name], self._total_by_name[name]
+        words = f"success {self._num_successes[name] / done:.1%}"
+        self._progress.update(self._bar_by_name[name], completed=done, detail=words)
+        if done * NUM_LINES // total > (done - 1) * NUM_LINES // total:
+            self._say_elsewhere(f"{name}: {done} of {total} episodes, {words}")
