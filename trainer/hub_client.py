@@ -117,11 +117,13 @@ class HubClient:
         master_address: str,
         master_port: int,
         backend: str,
+        presence_port: int | None = None,
         transport: str = "broadcast",
         engine_ids: Sequence[str] | None = None,
     ) -> WeightGroupReply:
-        """Args: engine_ids: None for all live engines."""
-        master = {"master_address": master_address, "master_port": master_port, "backend": backend, "transport": transport}
+        """Args: presence_port: where this trainer listens as long as it lives. engine_ids: None for all live engines."""
+        master: dict[str, Any] = {"master_address": master_address, "master_port": master_port, "presence_port": presence_port}
+        master |= {"backend": backend, "transport": transport}
         body = {"epoch": epoch, **master, "engine_ids": engine_ids, "run_id": self._run_id}
         return self._call("POST", "/weight_groups", WeightGroupReply, body)
 

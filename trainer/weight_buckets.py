@@ -64,18 +64,18 @@ def stream(
     A larger tensor is a bucket of its own. Ask for a bucket only when the one before the last is sent.
     """
     capacity = min(bucket_bytes, source.num_elements * dtype.itemsize)
-    buffers: list[Tensor] = []
+    buffers: dict[int, Tensor] = {}
     num_opened = 0
 
     def opened(size: int) -> _Open:
         nonlocal num_opened
+        turn = num_opened % NUM_BUFFERS
         num_opened += 1
         if size > capacity:
             return _Open(torch.empty(size, dtype=torch.uint8, device=device))
-        if len(buffers) < NUM_BUFFERS:
-            buffers.append(torch.empty(capacity, dtype=torch.uint8, device=device))
-            return _Open(buffers[-1])
-        return _Open(buffers[num_opened % NUM_BUFFERS])
+        if turn not in buffers:
+            buffers[turn] = torch.empty(capacity, dtype=torch.uint8, device=device)
+        return _Open(buffers[turn])
 
     current: _Open | None = None
     for name, weight in source.gather():

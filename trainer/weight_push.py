@@ -43,6 +43,8 @@ from trainer.weight_transport import WeightGroup, listen
 
 MAX_FAILURES = 4
 RETRY_S = 0.5
+JOIN_TIMEOUT = timedelta(seconds=60)
+"""Of one attempt: engines that wait for one that died are blocked as long."""
 MIB = 2**20
 
 EngineIds = tuple[str, ...]
@@ -96,7 +98,7 @@ class WeightPusher:
         self._notice = notice
         self._can_check_values = can_check_values
         self._epoch = uuid.uuid4().hex
-        self._store: TCPStore | None = None
+        self._presence: TCPStore | None = None
         self._channels: dict[EngineIds | None, Channel] = {}
         self._num_pushes = 0
         self._must_verify = True
@@ -152,7 +154,7 @@ class WeightPusher:
 
     def close(self) -> None:
         self._leave_all()
-        self._store = None
+        self._presence = None
         self._hub.close()
 
     def _turns(self) -> list[EngineIds | None]:
@@ -236,11 +238,15 @@ class WeightPusher:
         return self._channels[engine_ids]
 
     def _open_channel(self, engine_ids: EngineIds | None) -> Channel:
-        store = self._listening(reachable_address([engine.url for engine in self._hub.engines()]))
+        address = reachable_address([engine.url for engine in self._hub.engines()])
+        presence = self._present_at(address)
+        # Each group has a store of its own: its end is what lets engines go that wait in vain for the others to join.
+        store = listen(address, timeout=self._timeout) if self._settings.transport == "broadcast" else presence
         reply = self._hub.form_group(
             epoch=self._epoch,
-            master_address=store.host,
+            master_address=address,
             master_port=store.port,
+            presence_port=presence.port,
             backend=self._settings.backend,
             transport=self._settings.transport,
             engine_ids=engine_ids,
@@ -263,14 +269,14 @@ class WeightPusher:
             name=reply.group_name,
             world_size=reply.world_size,
             backend=self._settings.backend,
-            timeout=self._timeout,
+            timeout=min(self._timeout, JOIN_TIMEOUT),
         )
         return BroadcastChannel(self._hub, group, timeout_s=self._settings.timeout_s)
 
-    def _listening(self, address: str) -> TCPStore:
-        if self._store is None or self._store.host != address:
-            self._store = listen(address, timeout=self._timeout)
-        return self._store
+    def _present_at(self, address: str) -> TCPStore:
+        if self._presence is None or self._presence.host != address:
+            self._presence = listen(address, timeout=self._timeout)
+        return self._presence
 
     def _leave(self, engine_ids: EngineIds | None) -> None:
         self._channels.pop(engine_ids).close()

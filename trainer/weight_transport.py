@@ -93,7 +93,7 @@ class WeightGroup:
         """Leaves the group; a pending broadcast is aborted."""
         distributed_c10d._abort_process_group(self._group)
         last_reference = [self._group]
-        del self._group
+        del self._group, self._store
         # gloo cannot abort: the group's destructor waits for a peer that hangs until the group's own deadline. Waiting for one
         # that does not hang matters: a process that exits while the destructor runs is aborted by the C++ runtime.
         closing = threading.Thread(target=last_reference.clear, name=f"close-{self.name}", daemon=True)

@@ -54,7 +54,9 @@ def describe(engine: Engine, registry: EngineRegistry) -> EngineDescription:
         tensor_parallel_size=engine.tensor_parallel_size,
         outstanding_calls=engine.num_outstanding_calls,
         outstanding_tokens=engine.outstanding_tokens,
-        problem=_why_syncing(engine, registry.in_force) if state is EngineState.SYNCING else engine.problem,
+        problem=_why_syncing(engine, registry.in_force)
+        if state is EngineState.SYNCING
+        else engine.quarantined_because or engine.problem,
     )
 
 
@@ -127,7 +129,8 @@ def weight_routes(hub: Hub) -> APIRouter:
     async def form_weight_group(new: NewWeightGroup) -> WeightGroupDescription:
         """Starts a group of engines; over broadcast, a process group with the trainer. Join it as rank 0, then POST …/ready."""
         hub.require_run(new.run_id)
-        master = Master(new.master_address, new.master_port, new.backend, new.transport)
+        presence_port = new.presence_port or new.master_port
+        master = Master(new.master_address, new.master_port, new.backend, new.transport, presence_port)
         return _describe_group(await updates.form_group(new.epoch, master, new.engine_ids))
 
     @routes.post("/weight_groups/{group_name}/ready", responses=refusals(refusal_examples.AWAIT_GROUP))

@@ -82,7 +82,7 @@ class Engine:
     """A weight update holds it paused."""
     num_failed_loads: int = 0
     """Weight updates in a row that failed on it alone."""
-    is_quarantined: bool = False
+    quarantined_because: str | None = None
     version: int | None = None
     """The policy version in its label; None if unknown."""
     tensor_parallel_size: int = 1
@@ -115,7 +115,7 @@ class Engine:
     @property
     def is_live(self) -> bool:
         """It takes part in weight updates."""
-        return self.is_verified and not self.is_draining and not self.is_gone and not self.is_quarantined
+        return self.is_verified and not self.is_draining and not self.is_gone and not self.quarantined_because
 
     def begin_call(self, cost_tokens: int) -> None:
         self.num_outstanding_calls += 1
@@ -149,7 +149,7 @@ class Engine:
             return EngineState.SUSPECT
         if not self.is_verified:
             return EngineState.JOINING
-        if self.is_quarantined:
+        if self.quarantined_because:
             return EngineState.QUARANTINED
         is_ready = self._holds(in_force) or (previous is not None and self._holds(previous))
         return EngineState.READY if is_ready else EngineState.SYNCING
@@ -253,7 +253,7 @@ class EngineRegistry:
         """An engine that does not answer any more: its calls begin again elsewhere, and it has to be verified anew."""
         engine.is_suspect = True
         engine.is_verified = False
-        engine.is_quarantined = False
+        engine.quarantined_because = None
         engine.num_failed_loads = 0
         engine.group_name = engine.process_group = None
         engine.problem = problem
@@ -262,8 +262,7 @@ class EngineRegistry:
 
     def quarantine(self, engine: Engine, problem: str) -> None:
         """An engine that cannot take weights which others take: only a restart brings it back."""
-        engine.is_quarantined = True
-        engine.problem = problem
+        engine.quarantined_because = problem
         self.refresh()
 
     async def control(self, engine: Engine, path: str, payload: Mapping[str, object], *, timeout_s: float) -> bytes:

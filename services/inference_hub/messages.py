@@ -68,10 +68,17 @@ class NewWeightGroup(Message):
     )
     master_address: str = Field(
         min_length=1,
-        description="Where the trainer's rank 0 listens while it lives; no other trainer may push then.",
+        description="Where the trainer's rank 0 waits for the engines to join.",
         examples=["10.0.0.2"],
     )
     master_port: int = Field(ge=1, le=65535, examples=[29_600])
+    presence_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="At the same address, where it listens as long as it lives: no other trainer may push then. null: master_port.",
+        examples=[29_599],
+    )
     transport: WeightTransport = Field(default="broadcast", description="How the weights travel.")
     backend: Literal["gloo", "nccl"] = Field(default="nccl", description="Of transport broadcast.", examples=["nccl"])
     engine_ids: list[str] | None = Field(

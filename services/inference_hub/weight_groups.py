@@ -36,12 +36,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Master:
-    """Where the trainer's rank 0 listens as long as it lives, and how it sends."""
+    """Where the trainer's rank 0 waits for the engines, and how it sends."""
 
     address: str
     port: int
     backend: Backend
     transport: WeightTransport = "broadcast"
+    presence_port: int = 0
+    """Where it listens as long as it lives."""
 
 
 @dataclass

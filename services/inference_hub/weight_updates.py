@@ -232,13 +232,13 @@ class WeightUpdates:
     async def _require_only_trainer(self, epoch: str, master: Master) -> None:
         known = self._trainer
         is_new = known is None or known.epoch != epoch
-        is_elsewhere = known is not None and (known.host, known.port) != (master.address, master.port)
+        is_elsewhere = known is not None and (known.host, known.port) != (master.address, master.presence_port)
         if known and is_new and is_elsewhere and await is_listening(known.host, known.port):
             raise OtherTrainerError(
                 f"a run has one trainer at a time, and that of epoch {known.epoch} lives at {known.host}:{known.port}; stop it "
                 f"before that of epoch {epoch} pushes weights"
             )
-        self._trainer = TrainerAddress(epoch, master.address, master.port)
+        self._trainer = TrainerAddress(epoch, master.address, master.presence_port)
         if self._trainer != known:
             await self._store.save_trainer(self._trainer)
 
