@@ -31,6 +31,7 @@ class GroupMember(msgspec.Struct, frozen=True):
     id: str
     url: str
     tensor_parallel_size: int = 1
+    model_path: str = ""
 
 
 class EngineReply(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from trainer.hub_client import HubClient
 from trainer.lead import Lead
 from trainer.learner import Learner
 from trainer.model import Policy, build_engine, load_policy, start_ranks
+from trainer.model_fit import model_check
 from trainer.pipeline_watch import PipelineWatch
 from trainer.redis_connection import impatient_client, patient_client
 from trainer.rollouts import RolloutReader
@@ -43,7 +44,7 @@ def training(configuration: Configuration, stop: StopSignal) -> Iterator[Trainin
         keys = Keys(configuration.run.id)
         client = stack.enter_context(patient_client(configuration.redis.url))
         ledger = TrainingLedger(client, keys)
-        lead = _lead(configuration, keys, ledger, engine.device, stop, stack) if ranks.rank() == 0 else None
+        lead = _lead(configuration, keys, ledger, policy, engine.device, stop, stack) if ranks.rank() == 0 else None
         yield TrainingLoop(
             configuration,
             resumed=resumed,
@@ -85,6 +86,7 @@ def _lead(
     configuration: Configuration,
     keys: Keys,
     ledger: TrainingLedger,
+    policy: Policy,
     device: torch.device,
     stop: StopSignal,
     stack: ExitStack,
@@ -103,6 +105,7 @@ def _lead(
         patience_s=max(trainer.weight_push.timeout_s, configuration.engines.start_timeout_s),
         notice=tracker.note,
         can_check_values=configuration.engines.device == "cpu",
+        check_model=model_check(policy.causal_lm.config),
     )
     evaluations = Evaluations(
         trainer.evaluation,

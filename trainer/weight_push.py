@@ -80,9 +80,11 @@ class WeightPusher:
         patience_s: float,
         notice: Callable[[str], None],
         can_check_values: bool = False,
+        check_model: Callable[[str, str], None] = lambda engine_url, model_path: None,
     ) -> None:
         """Args: dtype: the engines', in which weights travel. device: the trainer's; gloo and disk go from the machine's memory.
         patience_s: longest wait for the hub to answer and for a first engine. notice: is told what is waited for or left out.
+        check_model: raises if an engine, by its URL, has another model than the trainer in its model directory.
         can_check_values: the engines compute checksums as `ChecksumBuilder` does; else they are compared with each other.
 
         Raises: ConfigurationError if the shared folder cannot be used.
@@ -97,6 +99,7 @@ class WeightPusher:
         self._patience_s = patience_s
         self._notice = notice
         self._can_check_values = can_check_values
+        self._check_model = check_model
         self._epoch = uuid.uuid4().hex
         self._presence: TCPStore | None = None
         self._channels: dict[EngineIds | None, Channel] = {}
@@ -251,6 +254,8 @@ class WeightPusher:
             transport=self._settings.transport,
             engine_ids=engine_ids,
         )
+        for member in reply.engines:
+            self._check_model(member.url, member.model_path)
         channel = self._joined(store, reply)
         try:
             self._hub.wait_group_ready(channel.group_name)

@@ -16,7 +16,6 @@ from services.inference_hub.messages import (
     Commit,
     EngineDescription,
     EngineUsage,
-    GroupChecksums,
     GroupMember,
     Health,
     NewBucket,
@@ -87,6 +86,7 @@ def _describe_group(group: WeightGroup) -> WeightGroupDescription:
             url=member.engine.url,
             rank_offset=member.rank_offset,
             tensor_parallel_size=member.tensor_parallel_size,
+            model_path=member.engine.model_path,
         )
         for member in group.members
     ]
@@ -137,13 +137,6 @@ def weight_routes(hub: Hub) -> APIRouter:
     async def await_weight_group(group_name: GroupName) -> WeightGroupDescription:
         """Answers when all engines have joined; 502 names the one that did not."""
         return _describe_group(await updates.wait_group_ready(group_name))
-
-    @routes.post("/weight_groups/{group_name}/checksums", responses=refusals(refusal_examples.AWAIT_GROUP))
-    async def read_checksums(group_name: GroupName) -> GroupChecksums:
-        """What the group's engines hold. It keeps them from generating for as long as they compute."""
-        return GroupChecksums(
-            engines={key: [dict(rank) for rank in ranks] for key, ranks in (await updates.checksums(group_name)).items()}
-        )
 
     @routes.get("/weights")
     async def weights() -> Weights:

@@ -55,6 +55,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """`GET /server_info`: asks the scheduler, so it waits while one is busy."""
 
     version: str
+    model_path: str = ""
     tp_size: int = 1
     dp_size: int = 1
     disable_overlap_schedule: bool = False

@@ -86,6 +86,8 @@ class Engine:
     version: int | None = None
     """The policy version in its label; None if unknown."""
     tensor_parallel_size: int = 1
+    model_path: str = ""
+    """The directory of the model that it was started with, on its own machine."""
     is_overlapping: bool = False
     """Its scheduler prepares the next step while the last one's tokens are not processed yet."""
     has_early_labels: bool = False

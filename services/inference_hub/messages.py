@@ -92,6 +92,7 @@ class GroupMember(Message):
     url: str = Field(examples=["http://10.0.0.7:30000"])
     rank_offset: int = Field(description="The engine's first rank in the group.", examples=[1])
     tensor_parallel_size: int = Field(examples=[8])
+    model_path: str = Field(description="The model that the engine was started with.", examples=["/models/qwen3-8b"])
 
 
 class WeightGroupDescription(Message):
@@ -159,13 +160,6 @@ class UpdateReport(Message):
     load_s: float = Field(description="Of that, from the open weight session to the closed one.", examples=[0.055])
     verify_s: float = Field(description="Of that, for checksums.", examples=[0.003])
     resume_s: float = Field(description="Of that, until every engine went on.", examples=[0.004])
-
-
-class GroupChecksums(Message):
-    engines: dict[str, list[dict[str, str]]] = Field(
-        description="By engine id and rank, SGLang's checksum of each tensor.",
-        examples=[{"3f1c9a0d5e77": [{"model.norm.weight": "02722f124d0f1736"}]}],
-    )
 
 
 class Weights(Message):

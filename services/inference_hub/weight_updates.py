@@ -223,12 +223,6 @@ class WeightUpdates:
         if letting_go := self._fail(update, "the trainer abandoned it"):
             await letting_go
 
-    async def checksums(self, group_name: str) -> dict[str, list[weight_check.Checksums]]:
-        """What the engines of a group hold now, by engine id and rank. Raises: EngineError."""
-        group = self._current_group(group_name)
-        found = await asyncio.gather(*(self._checksums(engine) for engine in group.engines))
-        return dict(zip((engine.id for engine in group.engines), found, strict=True))
-
     async def _require_only_trainer(self, epoch: str, master: Master) -> None:
         known = self._trainer
         is_new = known is None or known.epoch != epoch

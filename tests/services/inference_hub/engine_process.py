@@ -26,7 +26,12 @@ class Engine:
     def __init__(self, fault):
         self.fault = fault
         self.label = "0"
-        self.weights = {"a.weight": torch.zeros(3, 4), "b.weight": torch.zeros(5), "c.weight": torch.zeros(6)}
+        self.weights = {
+            "a.weight": torch.zeros(3, 4),
+            "b.weight": torch.zeros(5),
+            "c.weight": torch.zeros(6),
+            "d.weight": torch.zeros(7),
+        }
         self.groups = {}
         self.in_session = False
         self.running = asyncio.Event()

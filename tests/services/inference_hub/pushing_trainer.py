@@ -20,7 +20,7 @@ from trainer.weight_buckets import WeightSource
 
 def main(hub_url, version, kill_after):
     start_ranks(timeout=timedelta(seconds=60))
-    weight_push.MIB = 48
+    weight_push.MIB = 24
 
     def gather():
         for index, (name, shape) in enumerate(SHAPES.items()):
@@ -36,7 +36,7 @@ def main(hub_url, version, kill_after):
         patience_s=30,
         notice=print,
     )
-    pusher.push(WeightSource(gather, 23), int(version))
+    pusher.push(WeightSource(gather, 30), int(version))
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ def processes():
 
 @pytest.fixture
 def new_pusher(one_rank, monkeypatch):
-    """Three weights in three buckets."""
-    monkeypatch.setattr(weight_push, "MIB", 48)
+    """Four weights in four buckets: the last is gathered while the second is sent."""
+    monkeypatch.setattr(weight_push, "MIB", 24)
     opened = []
 
     def make(url, notices):
@@ -93,12 +93,12 @@ async def agents(url):
 
     async def agent(http):
         while not is_over.is_set():
-            body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 3}}
+            body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 4}}
             async with http.post(f"{url}/generate", json=body) as response:
                 answer = await response.json()
                 assert response.status == 200, answer
             [span] = answer["meta_info"]["weight_versions"]
-            assert answer["output_ids"] == [int(span["version"])] * 3, "a mixture of weights"
+            assert answer["output_ids"] == [int(span["version"])] * 4, "a mixture of weights"
             versions.append(int(span["version"]))
             await asyncio.sleep(0.01)
 
@@ -122,7 +122,7 @@ async def ready(served, count):
 @pytest.mark.parametrize("fault", ["kill", "stop"])
 @pytest.mark.parametrize(
     ("path", "count"),
-    [("init_weights_update_group", 1), ("pause_generation", 2), ("update_weights_from_distributed", 5), ("end_weight_update", 2)],
+    [("init_weights_update_group", 1), ("pause_generation", 2), ("update_weights_from_distributed", 6), ("end_weight_update", 2)],
     ids=["joining", "before", "during", "after"],
 )
 async def test_an_engine_lost_at_any_moment_is_left_out_and_the_others_go_on(serve_hub, processes, new_pusher, fault, path, count):
@@ -160,7 +160,7 @@ async def test_a_trainer_killed_in_the_middle_leaves_calls_waiting_for_the_next_
     engines = [processes() for _ in range(2)]
     async with serve_hub(*(engine.url for engine in engines), weight_update_timeout_s=STEP_TIMEOUT_S) as served:
         await ready(served, 2)
-        script = [sys.executable, str(FOLDER / "pushing_trainer.py"), served.url, "1", "2"]
+        script = [sys.executable, str(FOLDER / "pushing_trainer.py"), served.url, "1", "3"]
         trainer = await asyncio.create_subprocess_exec(*script, cwd=repository, env={"PYTHONPATH": str(repository)})
         assert await trainer.wait() == -signal.SIGKILL
         async with agents(served.url) as versions:
@@ -178,7 +178,7 @@ async def test_no_second_trainer_while_the_first_lives(serve_hub, processes, new
         second = new_pusher(served.url, notices)
         with pytest.raises(weight_push.WeightUpdateError, match="a run has one trainer at a time"):
             await push(second, 1)
-        assert (await served.generate([1], 3))[1]["output_ids"] == [1, 1, 1]
+        assert (await served.generate([1], 4))[1]["output_ids"] == [1] * 4
         first.close()
         await push(second, 1)
 
@@ -196,12 +196,12 @@ async def test_all_engines_gone_pauses_the_run_until_one_is_back(serve_hub, proc
         assert (await push(pusher, 2)).is_deferred
         assert "version 2 waits for an engine" in notices[-1]
         assert not await asyncio.to_thread(pusher.catch_up, source(2), 2)
-        call = asyncio.create_task(served.generate([1], 3))
+        call = asyncio.create_task(served.generate([1], 4))
         processes(port=int(engine.url.rpartition(":")[2]))
         async with asyncio.timeout(120):
             while not await asyncio.to_thread(pusher.catch_up, source(2), 2):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
-        assert (await call)[1]["output_ids"] == [2, 2, 2]
+        assert (await call)[1]["output_ids"] == [2] * 4
 
 
 def test_a_hub_restarted_in_the_middle_forgets_no_half_update(processes, new_pusher, redis_url, keys, tmp_path, repository):
@@ -241,7 +241,7 @@ trainer: {{num_updates: 1}}
 
     def gather():
         for index, (name, shape) in enumerate(SHAPES.items()):
-            if index == 2 and len(hubs) == 1:
+            if index == 3 and len(hubs) == 1:
                 restarted_in.append(client.get(f"{url}/weights").json()["update"])
                 hubs[0].kill()
                 hubs[0].wait()
@@ -252,7 +252,7 @@ trainer: {{num_updates: 1}}
         try:
             start_hub()
             until(lambda weights: weights["ready_engines"] == 2, client)
-            new_pusher(url, notices := []).push(WeightSource(gather, 23), 1)
+            new_pusher(url, notices := []).push(WeightSource(gather, 30), 1)
             until(lambda weights: (weights["version"], weights["ready_engines"]) == (1, 2), client)
         finally:
             for hub in hubs:
