@@ -176,8 +176,9 @@ class WeightPushSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Above 1, engines are updated in so many groups by turns, and the others go on generating."""
     verify_every: PositiveInt = 50
     """Checksums of the engines' weights are compared with the trainer's on the first update, every so many, and after a failure."""
-    timeout_s: PositiveFloat = 300.0
-    """Longest wait for a group to form, and for one bucket."""
+    timeout_s: PositiveFloat = 120.0
+    """Longest wait for a group to form, and for one bucket. Below inference_hub.weight_update_timeout_s, so that engines which wait
+    for one that hangs are let go before the hub gives them up too."""
 
 
 class TrainerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -246,6 +247,11 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 "it bounds the stream"
             )
         push = self.trainer.weight_push
+        if push.timeout_s >= self.inference_hub.weight_update_timeout_s:
+            raise ValueError(
+                f"trainer.weight_push.timeout_s must be below inference_hub.weight_update_timeout_s="
+                f"{self.inference_hub.weight_update_timeout_s:g}, got {push.timeout_s:g}; otherwise one engine that hangs costs all"
+            )
         if (push.transport == "disk") != (push.directory is not None):
             raise ValueError(
                 "trainer.weight_push.directory must be given with transport: disk and only then, got "
