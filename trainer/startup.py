@@ -28,6 +28,8 @@ from trainer.tracking import ConsoleTracker
 from trainer.weight_push import WeightPusher
 
 SLACK_S = 600.0
+HUB_SLACK_S = 10.0
+"""By which the hub's answer may be later than its own deadline."""
 
 
 @contextmanager
@@ -96,7 +98,11 @@ def _lead(
     directory.mkdir(parents=True, exist_ok=True)
     tracker = stack.enter_context(ConsoleTracker(trainer.num_updates))
     reading = stack.enter_context(impatient_client(configuration.redis.url))
-    hub = HubClient(configuration.inference_hub.address, timeout_s=trainer.weight_push.timeout_s, run_id=configuration.run.id)
+    hub = HubClient(
+        configuration.inference_hub.address,
+        timeout_s=configuration.inference_hub.weight_update_timeout_s + HUB_SLACK_S,
+        run_id=configuration.run.id,
+    )
     pusher = WeightPusher(
         hub,
         trainer.weight_push,

@@ -11,6 +11,7 @@ data, brings engines that join, or come back, to the version that should be in f
 
 import socket
 import time
+import traceback
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -256,7 +257,15 @@ class WeightPusher:
         )
         for member in reply.engines:
             self._check_model(member.url, member.model_path)
-        channel = self._joined(store, reply)
+        try:
+            channel = self._joined(store, reply)
+        except WeightUpdateError as error:
+            # The error's frames hold the store, which has to end before the engines that did come are let go.
+            traceback.clear_frames(error.__traceback__)
+            del store
+            # When the hub answers, it has lost the engine that did not come, and the next group is without it.
+            self._hub.wait_group_ready(reply.group_name)
+            raise
         try:
             self._hub.wait_group_ready(channel.group_name)
         except (WeightUpdateError, EngineError):

@@ -35,8 +35,9 @@ Figures = dict[str, float]
 
 STEP_TIMEOUT_S = 20.0
 CATCH_UP_S = 60.0
-LAST_VERSION = 1000
-"""Pushed in the end, so that calls which the common way left waiting are answered."""
+DEFAULT_BUCKET_MIB = 512
+AFTER_COMMON_WAY = 99
+"""Pushed after it, so that calls which it left waiting are answered."""
 
 
 def main() -> None:
@@ -71,15 +72,17 @@ def measure(size: Size, folder: Path, arguments: argparse.Namespace, *, has_faul
 
     model_path = make_model(size, folder)
     with started(model_path, folder, num_engines=arguments.engines, timeout_s=STEP_TIMEOUT_S) as fleet:
-        with open_pusher(fleet, size) as (pusher, weights), Load(fleet.hub_url, arguments.callers).running() as load:
-            figures = in_place(pusher, weights, load, arguments.updates)
-            num_bytes = sum(weight.numel() * 4 for _, weight in weights)
-            bare_s = statistics.median(bare_broadcast_s(num_bytes, arguments.engines, count=arguments.updates))
-            figures |= {"bare_broadcast_s": bare_s, "pause_vs_broadcast": figures["pause_s_p50"] / bare_s}
-            figures |= common_way(fleet, weights, load, ours_s=figures["pause_s_p50"])
+        with Load(fleet.hub_url, arguments.callers).running() as load:
+            with open_pusher(fleet, bucket_mib=DEFAULT_BUCKET_MIB) as (pusher, weights):
+                figures = in_place(pusher, weights, load, arguments.updates)
+                num_bytes = sum(weight.numel() * 4 for _, weight in weights)
+                bare_s = statistics.median(bare_broadcast_s(num_bytes, arguments.engines, count=arguments.updates))
+                figures |= {"bare_broadcast_s": bare_s, "pause_vs_broadcast": figures["pause_s_p50"] / bare_s}
+                figures |= common_way(fleet, weights, load, ours_s=figures["pause_s_p50"])
+                pusher.push(source_of(weights), AFTER_COMMON_WAY)
             if has_faults:
-                figures |= recoveries(fleet, pusher, weights, first_version=100)
-            pusher.push(source_of(weights), LAST_VERSION)
+                with open_pusher(fleet, bucket_mib=size.bucket_mib) as (pusher, weights):
+                    figures |= recoveries(fleet, pusher, weights, first_version=100)
         figures |= {"requests_failed": load.num_failed, "requests_recomputed": load.num_recomputed}
     return figures
 
@@ -89,14 +92,14 @@ def common_way(fleet: Fleet, weights: Weights, load: Load, *, ours_s: float) -> 
     from benchmarks.weights.broadcasts import common_way_s
 
     began = time.perf_counter()
-    pause_s = common_way_s(fleet.engine_urls, weights, version=99)
+    pause_s = common_way_s(fleet.engine_urls, weights, version=98)
     ended = time.perf_counter()
     lost = 1 - load.tokens_between(began, ended) / max(1, load.tokens_between(2 * began - ended, began))
     return {"common_pause_s": pause_s, "pause_vs_common_way": ours_s / pause_s, "common_tokens_lost": lost}
 
 
 @contextmanager
-def open_pusher(fleet: Fleet, size: Size) -> Iterator[tuple[WeightPusher, Weights]]:
+def open_pusher(fleet: Fleet, *, bucket_mib: int) -> Iterator[tuple[WeightPusher, Weights]]:
     """The trainer's own, and the weights of its model."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -112,7 +115,7 @@ def open_pusher(fleet: Fleet, size: Size) -> Iterator[tuple[WeightPusher, Weight
     model = AutoModelForCausalLM.from_pretrained(fleet.model_path, dtype=torch.float32)
     pusher = WeightPusher(
         HubClient(fleet.hub_url, timeout_s=120),
-        WeightPushSection(backend="gloo", timeout_s=STEP_TIMEOUT_S, bucket_mib=size.bucket_mib, verify_every=10_000),
+        WeightPushSection(backend="gloo", timeout_s=STEP_TIMEOUT_S, bucket_mib=bucket_mib, verify_every=10_000),
         dtype=torch.float32,
         device=torch.device("cpu"),
         patience_s=120,

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 START_TIMEOUT_S = 400.0
-OUTPUT_TOKENS = 8
+OUTPUT_TOKENS = 4
 """Short calls, so that tokens are counted soon after they were sampled."""
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from services.inference_hub.engine_client import EngineTimeoutError
 from services.inference_hub.engines import Engine, EngineRegistry
 from shared.configuration import WeightTransport
 from shared.errors import EngineError
@@ -135,12 +136,12 @@ async def is_listening(host: str, port: int) -> bool:
 
 
 async def _join_all(group: WeightGroup, registry: EngineRegistry, timeout_s: float) -> None:
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for member in group.members:
-                tasks.create_task(_join(group, member, registry, timeout_s))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
+    """Raises: EngineError of one that did not join, once every other has answered or is lost: the next group is without those."""
+    joins = (_join(group, member, registry, timeout_s) for member in group.members)
+    errors = [result for result in await asyncio.gather(*joins, return_exceptions=True) if isinstance(result, BaseException)]
+    if errors:
+        # Those that waited for it in vain fail too, and say less.
+        raise next((error for error in errors if isinstance(error, EngineTimeoutError)), errors[0])
 
 
 async def _join(group: WeightGroup, member: Member, registry: EngineRegistry, timeout_s: float) -> None:

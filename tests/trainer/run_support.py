@@ -20,6 +20,7 @@ class AcceptingHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _HubHandler)
         self.versions = []
         self.pending = None
+        self.epoch = "initial"
 
     @property
     def address(self):
@@ -41,6 +42,7 @@ class AcceptingHub(ThreadingHTTPServer):
                 }
             ]
         if path == "/weight_groups":
+            self.epoch = body["epoch"]
             return {"group_name": f"headrace-{body['epoch']}", "world_size": 1, "engines": []}
         if path == "/weight_updates":
             self.pending = body["version"]
@@ -50,7 +52,7 @@ class AcceptingHub(ThreadingHTTPServer):
             times = {"pause_s": 0.01, "pause_call_s": 0.0, "load_s": 0.0, "verify_s": 0.0, "resume_s": 0.0}
             return {"version": self.pending, "engines": [], "left_out": {}, "is_verified": True, **times}
         if path == "/weights":
-            return {"version": self.versions[-1], "epoch": "e", "ready_engines": 1, "wanting_engines": []}
+            return {"version": self.versions[-1], "epoch": self.epoch, "ready_engines": 1, "wanting_engines": []}
         return {}
 
 
