@@ -106,6 +106,8 @@ class WeightPusher:
         self._channels: dict[EngineIds | None, Channel] = {}
         self._num_pushes = 0
         self._must_verify = True
+        self._noticed = ""
+        """The last reason why engines could not be brought up, which is told once."""
 
     def push(self, source: WeightSource, version: int) -> PushTimes:
         """Puts the weights of `source` in force as `version`.
@@ -116,7 +118,10 @@ class WeightPusher:
         self._must_verify |= self._num_pushes % self._settings.verify_every == 0
         gather_s = pause_s = load_s = 0.0
         try:
-            for engine_ids in self._turns():
+            turns = self._turns()
+            for engine_ids in self._channels.keys() - set(turns):
+                self._leave(engine_ids)
+            for engine_ids in turns:
                 attempt = self._until_done(source, version, engine_ids)
                 gather_s += attempt.gather_s
                 pause_s += attempt.reply.pause_s
@@ -131,12 +136,15 @@ class WeightPusher:
         return PushTimes(time.perf_counter() - started, gather_s, pause_s, load_s)
 
     def catch_up(self, source: WeightSource, version: int) -> bool:
-        """Brings live engines that lack `version` to it, if there are some. Returns whether any engine can take calls.
+        """Brings live engines that lack `version` to it, if there are some. Returns False if no engine can take calls.
 
-        A hub that cannot be reached, or an engine that fails again, is a matter for the next time.
+        A hub that does not say, or an engine that fails again, is a matter for the next time.
         """
         try:
             found = self._hub.weights()
+        except (WeightUpdateError, EngineError):
+            return True
+        try:
             if not found.wanting_engines and not found.ready_engines:
                 return False
             is_ours = (found.version, found.epoch) == (version, self._epoch)
@@ -152,8 +160,10 @@ class WeightPusher:
             return True
         except (WeightUpdateError, EngineError) as error:
             self._leave_all()
-            self._notice(f"engines could not be brought to version {version} yet: {error}")
-            return False
+            if str(error) != self._noticed:
+                self._noticed = str(error)
+                self._notice(f"engines could not be brought to version {version} yet: {error}")
+            return found.ready_engines > 0
         return True
 
     def close(self) -> None:
@@ -162,11 +172,12 @@ class WeightPusher:
         self._hub.close()
 
     def _turns(self) -> list[EngineIds | None]:
-        """The groups of one push: None is all live engines."""
+        """The groups of one push: None is all live engines, and what is left if the hub does not say which those are."""
         num_groups = self._settings.rolling_groups
-        if num_groups == 1:
-            return [None]
-        live = sorted(engine.id for engine in self._hub.engines() if engine.state in ("ready", "syncing"))
+        live: list[str] = []
+        if num_groups > 1:
+            with suppress(WeightUpdateError, EngineError):
+                live = sorted(engine.id for engine in self._hub.engines() if engine.state in ("ready", "syncing"))
         return [part for index in range(num_groups) if (part := tuple(live[index::num_groups]))] or [None]
 
     def _until_done(self, source: WeightSource, version: int, engine_ids: EngineIds | None) -> "_Attempt":

@@ -20,9 +20,10 @@ from typing import Any, Final, cast
 import msgspec
 from redis.asyncio import Redis
 
-from services.inference_hub.engine_client import EngineClient, EngineTimeoutError
+from services.inference_hub.engine_client import EngineClient, EngineRefusedError, EngineTimeoutError
 from services.inference_hub.gate import Gate, Hold
 from services.inference_hub.usage import Limits, Usage
+from shared.errors import EngineError
 from shared.keys import Keys
 
 INITIAL_EPOCH: Final = "initial"
@@ -276,6 +277,11 @@ class EngineRegistry:
             return await engine.client.post(path, payload, timeout_s=timeout_s)
         except EngineTimeoutError as error:
             await self.lose(engine, str(error))
+            raise
+        except EngineRefusedError:
+            raise
+        except EngineError as error:
+            self.suspect(engine, str(error))
             raise
 
     def suspect(self, engine: Engine, problem: str) -> None:

@@ -257,3 +257,20 @@ def test_a_push_whose_answer_was_lost_is_not_made_twice(hub, pusher):
     hub.refusals.append(("/weight_updates", 409, {"detail": "version 3 is in force", "code": "already_in_force"}))
     assert pusher.push(SOURCE, 3).pause_s == 0.0
     assert "POST weight_updates buckets" not in paths(hub)
+
+
+def test_rolling_pushes_go_to_one_group_after_the_other(hub, one_rank, monkeypatch):
+    monkeypatch.setattr(weight_push, "MIB", 48)
+    hub.listed = [{"id": name, "url": "http://127.0.0.1:9", "state": "ready"} for name in ("x", "y", "z")]
+    settings = WeightPushSection(backend="gloo", bucket_mib=1, timeout_s=30.0, rolling_groups=2)
+    client = HubClient(hub.address, timeout_s=30.0)
+    cpu = torch.device("cpu")
+    pusher = WeightPusher(client, settings, dtype=torch.float32, device=cpu, patience_s=30.0, notice=hub.notices.append)
+    times = pusher.push(SOURCE, 3)
+    forming = [body for _, first, last, body in hub.calls if (first, last) == ("weight_groups", "")]
+    begun = [body for _, first, last, body in hub.calls if (first, last) == ("weight_updates", "")]
+    assert [body["engine_ids"] for body in forming] == [["x", "z"], ["y"]]
+    assert [(body["version"], body["rolling"]) for body in begun] == [(3, True)] * 2
+    assert len({body["group_name"] for body in begun}) == 2
+    assert times.pause_s == 2 * COMMIT["pause_s"]
+    pusher.close()

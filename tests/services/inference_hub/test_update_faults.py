@@ -24,6 +24,8 @@ from trainer.weight_push import WeightPusher
 FOLDER = Path(__file__).parent
 STEP_TIMEOUT_S = 12.0
 PUSH_TIMEOUT_S = 4.0
+PATIENCE = {"weight_update_timeout_s": STEP_TIMEOUT_S, "generate_timeout_s": 280.0}
+"""Calls wait for engines that take long to start on a busy machine."""
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -130,9 +132,7 @@ async def test_an_engine_lost_at_any_moment_is_left_out_and_the_others_go_on(ser
     victim = processes(fault, path, count)
     others = [processes() for _ in range(2)]
     notices = []
-    async with serve_hub(
-        victim.url, *(engine.url for engine in others), weight_update_timeout_s=STEP_TIMEOUT_S, probe_interval_s=0.5
-    ) as served:
+    async with serve_hub(victim.url, *(engine.url for engine in others), **PATIENCE, probe_interval_s=0.5) as served:
         await ready(served, 3)
         pusher = new_pusher(served.url, notices)
         async with agents(served.url) as versions:
@@ -161,7 +161,7 @@ async def test_an_engine_lost_at_any_moment_is_left_out_and_the_others_go_on(ser
 
 async def test_a_trainer_killed_in_the_middle_leaves_calls_waiting_for_the_next_one(serve_hub, processes, new_pusher, repository):
     engines = [processes() for _ in range(2)]
-    async with serve_hub(*(engine.url for engine in engines), weight_update_timeout_s=STEP_TIMEOUT_S) as served:
+    async with serve_hub(*(engine.url for engine in engines), **PATIENCE) as served:
         await ready(served, 2)
         script = [sys.executable, str(FOLDER / "pushing_trainer.py"), served.url, "1", "3"]
         trainer = await asyncio.create_subprocess_exec(*script, cwd=repository, env={"PYTHONPATH": str(repository)})
@@ -174,7 +174,7 @@ async def test_a_trainer_killed_in_the_middle_leaves_calls_waiting_for_the_next_
 
 async def test_no_second_trainer_while_the_first_lives(serve_hub, processes, new_pusher):
     engine = processes()
-    async with serve_hub(engine.url, weight_update_timeout_s=STEP_TIMEOUT_S) as served:
+    async with serve_hub(engine.url, **PATIENCE) as served:
         await ready(served, 1)
         first, notices = new_pusher(served.url, []), []
         await push(first, 1)
@@ -189,7 +189,7 @@ async def test_no_second_trainer_while_the_first_lives(serve_hub, processes, new
 async def test_all_engines_gone_pauses_the_run_until_one_is_back(serve_hub, processes, new_pusher):
     engine = processes()
     notices = []
-    async with serve_hub(engine.url, weight_update_timeout_s=STEP_TIMEOUT_S, probe_interval_s=0.2) as served:
+    async with serve_hub(engine.url, **PATIENCE, probe_interval_s=0.2) as served:
         await ready(served, 1)
         pusher = new_pusher(served.url, notices)
         await push(pusher, 1)
