@@ -21,7 +21,11 @@ def test_ranks_that_share_out_weights_gather_every_pass_that_rank_zero_begins(re
         )
         for rank in range(2)
     ]
-    printed = [rank.communicate()[0] for rank in ranks]
+    try:
+        printed = [rank.communicate()[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0]
     whole = [(name, [3.0, 3.0]) for name in ("a", "b", "c")]
     assert printed[0].splitlines()[-1] == f"{whole} 6 ['a', 'b', 'c']"
