@@ -3,14 +3,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-compose lint format lock bench-hub bench-weights bench-async bench-learning clean
+.PHONY: help install demo test test-compose lint format lock bench-hub bench-weights bench-async bench-trainer bench-learning clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOG := $(VENV)/install.log
 CONSTRAINTS := $(VENV)/constraints.txt
-EXTRAS := hub,agents,trainer,standalone,examples,dev
+EXTRAS := hub,agents,trainer,lora,trackers,standalone,examples,bench,dev
 IS_PYTHON := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do $$name $(IS_PYTHON) && echo $$name && break; done)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
@@ -80,6 +80,9 @@ bench-weights: install ## what a weight update costs on real engines (about 8 mi
 
 bench-async: install ## what asynchrony gains over synchronous training, under virtual time (about 8 minutes)
 	@$(BIN)/python -m benchmarks.asynchrony
+
+bench-trainer: install ## an update against a step of TRL's, and what a checkpoint costs (about 9 minutes)
+	@$(BIN)/python -m benchmarks.trainer
 
 bench-learning: install ## how well each policy loss learns from stale data (three quarters of an hour on 2 cores)
 	@$(BIN)/python -m benchmarks.learning --output runs/learning

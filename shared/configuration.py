@@ -15,13 +15,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from shared import redis_address, strict_yaml
-from shared.environment_spec import EnvironmentSpec, PositiveFloat, PositiveInt
+from shared import advantage_settings, redis_address, strict_yaml
+from shared.advantage_settings import AdvantageSection, CriticSection
+from shared.environment_spec import EnvironmentSpec, NonNegativeInt, PositiveFloat, PositiveInt
 from shared.errors import ConfigurationError
+from shared.loss_settings import CorrectionSection, KlSection, PolicyLossSection, check_single_correction, check_variant
 from shared.names import Name
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
-NonNegativeInt = Annotated[int, Meta(ge=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 WeightTransport = Literal["broadcast", "disk", "tensor"]
 
@@ -150,6 +151,9 @@ class CheckpointSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     every_updates: PositiveInt = 10
     keep: PositiveInt = 2
     resume: Literal["auto", "never"] = "auto"
+    max_failed_saves: NonNegativeInt = 2
+    """Saves that may fail in a row, on a full disk for one, before training stops; 0 stops at the first. What was trained since the
+    last durable checkpoint stays in Redis meanwhile."""
 
 
 class EvaluationSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -181,38 +185,95 @@ class WeightPushSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     for one that hangs are let go before the hub gives them up too."""
 
 
+class LoraSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Low-rank adapters in place of full-weight training, arXiv:2106.09685. Engines and exports get the merged weights."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    """The adapter's product is scaled by alpha / rank."""
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Over 0, trainer and engine disagree by it about the same tokens."""
+    target_modules: tuple[str, ...] = ()
+    """Ends of the names of the layers that get one, such as q_proj; none means every linear layer but the output's."""
+
+
 class TrainerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_updates: PositiveInt
     """Updates after which training ends, over all resumptions."""
     num_processes: PositiveInt = 1
     """Ranks that `headrace up` starts; with `deepspeed trainer/train.py` DeepSpeed's own flags and hostfile decide."""
     learning_rate: PositiveFloat = 1e-6
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: stays, or falls to `final_learning_rate` at the last update."""
+    final_learning_rate: NonNegativeFloat = 0.0
     warmup_updates: NonNegativeInt = 0
+    """Updates in which the learning rate rises linearly."""
     weight_decay: NonNegativeFloat = 0.0
     adam_betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: PositiveFloat = 1.0
-    adv_estimator: Literal["grpo"] = "grpo"
-    scale_by_std: bool = True
-    """False is Dr. GRPO: advantages are centred, not scaled."""
-    pg_variant: Literal["ppo", "tis", "vanilla"] = "ppo"
-    clip_low: NonNegativeFloat = 0.2
-    clip_high: NonNegativeFloat = 0.2
-    tis_cap: PositiveFloat = 2.0
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = "token-mean"
+    adv_estimator: str = "grpo"
+    """grpo, rloo, lite_ppo, gigpo, step_reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, gae, or package.module:name
+    of an AdvantageEstimator of one's own (trainer/advantages.py) inside `import_allowlist`."""
+    advantage: AdvantageSection = AdvantageSection()
+    critic: CriticSection | None = None
+    """The value model that gae needs, and nothing else takes."""
+    pg_variant: str = "ppo"
+    """The policy loss: ppo, tis, vanilla, cispo, topr, kimi15, decoupled_ppo, gspo, clamped_is, or package.module:function, a
+    trainer.losses.PolicyLossFunction of one's own inside `import_allowlist`."""
+    import_allowlist: tuple[str, ...] = ("examples",)
+    """Packages that `pg_variant` and `adv_estimator` may be imported from."""
+    policy_loss: PolicyLossSection = PolicyLossSection()
+    correction: CorrectionSection = CorrectionSection()
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = "token-mean"
+    """How tokens' losses become one number, over the whole batch."""
+    loss_norm_tokens: PositiveInt | None = None
+    """L, the constant that seq-mean-token-sum-norm divides by, usually the most tokens that an episode may sample."""
+    kl: KlSection = KlSection()
     ppo_epochs: PositiveInt = 1
+    ppo_mini_batch_size: PositiveInt | None = None
+    """Groups, or episodes, of one optimizer step; None takes one step for the whole batch. Each step's loss is normalised over its
+    own mini-batch."""
+    mini_batch_unit: Literal["group", "episode"] = "group"
+    """What `ppo_mini_batch_size` counts. Mini-batches of episodes are dealt, so that siblings are in different ones."""
     ppo_max_token_len_per_gpu: PositiveInt = 16384
-    """Tokens, padding included, of one micro-batch on one rank."""
+    """Tokens of one micro-batch on one rank."""
+    attention: Literal["auto", "flash", "sdpa", "unpacked"] = "auto"
+    """How sequences are kept apart in a micro-batch. flash: flash-attn's kernel, on GPUs in bfloat16. sdpa: torch's, sequence by
+    sequence. unpacked: the model runs on each sequence alone, for models with layers other than attention. auto: flash or sdpa."""
+    float32_head: bool = False
+    """Multiply by the output layer in float32, as an engine started with --enable-fp32-lm-head does."""
+    lora: LoraSection | None = None
+    """Train adapters and freeze the model; None trains every weight."""
     max_logprob_mismatch: PositiveFloat = 0.5
     """Refuse to train when the mean |trainer - engine| log-probability of the first batch exceeds this."""
+    max_skipped_updates: PositiveInt = 3
+    """Training stops when so many updates in a row have a loss or gradient that is not finite. Such a step is skipped, its groups
+    are discarded, and its trajectory ids are in skipped_updates.jsonl."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     gradient_checkpointing: bool = False
     deepspeed: dict[str, Any] | str = {}
     """DeepSpeed's own settings, inline or the path of its JSON; passed through."""
     generation_timeout_s: PositiveFloat = 1800.0
     """Longest wait for one batch before training stops with the reason."""
+    trackers: tuple[Literal["console", "jsonl", "prometheus", "tensorboard", "wandb", "trackio"], ...] = ("console", "jsonl")
+    """Who is told every update. jsonl is metrics.jsonl, which `headrace demo` and the benchmarks read."""
+    prometheus_host: str = "127.0.0.1"
+    prometheus_port: Port = 8802
+    """Where the tracker `prometheus` answers GET /metrics."""
+    tracker_project: str = "headrace"
+    """Of W&B and Trackio; the run's name there is run.id."""
     weight_push: WeightPushSection = WeightPushSection()
     checkpoint: CheckpointSection = CheckpointSection()
     evaluation: EvaluationSection = EvaluationSection()
+
+    def __post_init__(self) -> None:
+        check_variant(self.pg_variant)
+        check_single_correction(self.pg_variant, self.correction)
+        if (self.loss_agg_mode == "seq-mean-token-sum-norm") != (self.loss_norm_tokens is not None):
+            raise ValueError(
+                "loss_norm_tokens must be given with loss_agg_mode 'seq-mean-token-sum-norm' and with no other, got "
+                f"{self.loss_norm_tokens} with {self.loss_agg_mode!r}"
+            )
 
 
 class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -230,12 +291,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         names = [spec.name for spec in self.env_agents.environments]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"environment names must differ, got {', '.join(sorted(repeated))} more than once")
-        if self.trainer.adv_estimator == "grpo":
-            for name in ("num_return_sequences_in_group", "min_group_size"):
-                if getattr(self.rollout, name) < 2:
-                    raise ValueError(
-                        f"rollout.{name} must be >= 2 with the group-relative estimator 'grpo', got {getattr(self.rollout, name)}"
-                    )
+        self._check_advantages()
         if self.rollout.min_group_size > self.rollout.num_return_sequences_in_group:
             raise ValueError(
                 "rollout.min_group_size must be <= rollout.num_return_sequences_in_group="
@@ -251,6 +307,22 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ValueError(
                 "trainer.weight_push.directory must be given with transport: disk and only then, got "
                 f"{push.directory!r} with transport: {push.transport}; give a folder that trainer and engines share"
+            )
+
+    def _check_advantages(self) -> None:
+        trainer = self.trainer
+        advantage_settings.check(trainer.adv_estimator, trainer.advantage, trainer.critic, has_reward_kl=trainer.kl.is_in_reward)
+        if trainer.adv_estimator in advantage_settings.GROUP_ESTIMATORS:
+            for name in ("num_return_sequences_in_group", "min_group_size"):
+                if getattr(self.rollout, name) < 2:
+                    raise ValueError(
+                        f"rollout.{name} must be >= 2 with the group-relative estimator {trainer.adv_estimator!r}, got "
+                        f"{getattr(self.rollout, name)}; raise it, or set trainer.adv_estimator to one that compares no siblings"
+                    )
+        if trainer.critic and trainer.critic.warmup_updates >= trainer.num_updates:
+            raise ValueError(
+                f"trainer.critic.warmup_updates must be < trainer.num_updates={trainer.num_updates}, got "
+                f"{trainer.critic.warmup_updates}; the policy would never be trained"
             )
 
 
@@ -282,7 +354,12 @@ def read(path: Path, *, overrides: Iterable[str] = (), environment_variables: Ma
     return strict_yaml.decode(raw, Configuration, source=str(path))
 
 
+def without_secrets(configuration: Configuration) -> Configuration:
+    """The configuration without a password in `redis.url`."""
+    section = msgspec.structs.replace(configuration.redis, url=redis_address.without_password(configuration.redis.url))
+    return msgspec.structs.replace(configuration, redis=section)
+
+
 def dump(configuration: Configuration) -> str:
     """The configuration as YAML that `load` reads back, but for a password in `redis.url`: files have none."""
-    section = msgspec.structs.replace(configuration.redis, url=redis_address.without_password(configuration.redis.url))
-    return msgspec.yaml.encode(msgspec.structs.replace(configuration, redis=section)).decode()
+    return msgspec.yaml.encode(without_secrets(configuration)).decode()

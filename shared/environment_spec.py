@@ -10,6 +10,7 @@ from msgspec import Meta
 from shared.names import Name
 
 PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Retries = Annotated[int, Meta(ge=0)]
 
@@ -41,7 +42,7 @@ class DatasetTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
     """Tokens that a row's prompt may have, in the run's chat format and with the environment's tools; null sets no limit."""
     filter_overlong_prompts: bool = True
     """Leaves out rows whose prompt is longer; false refuses a dataset that has any."""
-    max_bad_rows: Annotated[int, Meta(ge=0)] = 10
+    max_bad_rows: NonNegativeInt = 10
     """Rows that cannot be read are left out and counted; a dataset with more of them is refused."""
 
 

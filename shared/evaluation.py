@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from shared.environment_spec import PositiveInt
+from shared.environment_spec import NonNegativeInt, PositiveInt
 from shared.trajectory import SUCCESS_REWARD, Outcome
 
 
@@ -17,7 +17,7 @@ class EvaluationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """At the most likely token instead of the environment's own sampling."""
     environments: tuple[str, ...] | None = None
     """None means every environment that has evaluation_tasks."""
-    transcripts: int = 0
+    transcripts: NonNegativeInt = 0
     """Texts to return, of each environment's first tasks."""
 
 

@@ -27,6 +27,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, cast
 
 import msgspec
@@ -50,6 +51,8 @@ class DiscardReason(StrEnum):
     """Too few of its episodes have a reward to learn from."""
     UNREADABLE = "unreadable"
     """A record of it could not be decoded; it lies in the dead-letter stream."""
+    NON_FINITE = "non_finite"
+    """The update on it had a loss or gradient that is no finite number, and was skipped."""
     ENVIRONMENT_GONE = "environment_gone"
     """Its environment was deleted while it ran or waited to run again."""
 
@@ -423,14 +426,28 @@ class TrainingLedger:
         """
         return cast(int, self._run("acknowledge", version))
 
-    def restore(self, version: int, saved_group_ids: Iterable[str] = ()) -> int:
+    def restore(
+        self,
+        version: int,
+        saved_group_ids: Iterable[str] = (),
+        *,
+        trained: int = 0,
+        cursors: Mapping[str, int] = MappingProxyType({}),
+    ) -> int:
         """Continues the books at the checkpoint of `version`; returns how many groups are ready again.
 
         Args: saved_group_ids: what the checkpoint taught. A Redis that lost its last second may still hold them for ready.
+        trained, cursors: groups of the whole lineage and next tasks, with which a Redis that lost everything goes on.
         Raises: LedgerError if a later checkpoint was durable: what it taught has left the stream.
         """
         self.acknowledge(version)
-        return cast(int, self._run("restore", version, *saved_group_ids))
+        encoded = msgspec.json.encode(dict(cursors)).decode()
+        return cast(int, self._run("restore", version, trained, encoded, *saved_group_ids))
+
+    def cursors(self) -> dict[str, int]:
+        """The index of each environment's next task."""
+        cursors = cast(dict[bytes, bytes], self._client.hgetall(self._keys.cursors))
+        return {name.decode(): int(index) for name, index in cursors.items()}
 
     def discard(self, group_ids: Iterable[str], reason: DiscardReason, *, requeue: bool) -> int:
         """Gives up groups that run or are ready; returns how many were."""

@@ -23,7 +23,8 @@ class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
     engine_idle_share: float | None
     """Of the time in which engines were ready for calls, they had none."""
     engine_utilisation: float | None
-    """Of what engines can hold at the same time, in calls or in tokens of their KV cache, whichever is nearer its limit."""
+    """Of what engines can hold at the same time, in calls or in tokens of their KV cache, whichever is nearer its limit.
+    An upper bound: a call counts with all that it may yet sample."""
     episode_shares: Mapping[str, float]
     """Of the life of the episodes that were trained: queued, generating, environment, reward."""
     discarded_token_shares: Mapping[str, float]

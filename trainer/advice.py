@@ -37,6 +37,8 @@ OVERHEAD_SHARE = 0.25
 WASTED_SHARE = 0.05
 FILTERED_SHARE = 0.3
 FALLEN_BACK_SHARE = 0.25
+MAX_TIMES = 99
+"""More is said as this much: the measure is then noise divided by next to nothing."""
 MAX_RATIO = 8
 """A higher α is not advised: at such lags the loss corrects for little."""
 
@@ -57,20 +59,6 @@ class Kind(StrEnum):
     NO_REWARD = "no_reward"
     FILTERED = "filtered"
     NOTHING = "nothing"
-
-
-BOTTLENECKS = frozenset(
-    {
-        Kind.TO_ROLLOUTS,
-        Kind.MORE_ENGINES,
-        Kind.TO_TRAINING,
-        Kind.MORE_TRAINING,
-        Kind.HIGHER_RATIO,
-        Kind.MORE_CONCURRENCY,
-        Kind.FASTER_ENVIRONMENT,
-        Kind.FALLEN_BACK,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -224,7 +212,7 @@ def _more_generation(waits: str, stretch: Stretch, throughput: Throughput) -> Ad
     setup = throughput.setup
     busy = f"{waits}, and the engines are busy {1 - (stretch.engines.idle_share or 0):.0%} of it"
     ready_at = throughput.training_s(setup.trainer_gpus)
-    times = throughput.generating_s(setup.engine_gpus) / ready_at
+    times = min(MAX_TIMES, throughput.generating_s(setup.engine_gpus) / max(ready_at, 1e-9))
     if times <= 1:
         return None
     if not setup.has_gpus:
@@ -244,10 +232,10 @@ def _when_engines_idle(stretch: Stretch, setup: Setup, throughput: Throughput) -
         return None  # Said by _losses: more GPUs make none of it shorter.
     if setup.has_gpus and (moved := _moved(throughput, sign=-1)):
         return Advice(Kind.TO_TRAINING, f"{idle}: give training {moved}")
-    times = throughput.training_s(setup.trainer_gpus) / max(throughput.generating_s(setup.engine_gpus), 1e-9)
+    times = min(MAX_TIMES, throughput.training_s(setup.trainer_gpus) / max(throughput.generating_s(setup.engine_gpus), 1e-9))
     if times <= 1 + MIN_GAIN:
         return None
-    return Advice(Kind.MORE_TRAINING, f"{idle}: training would have to be {min(times, 99):.1f} times as fast to keep them busy")
+    return Advice(Kind.MORE_TRAINING, f"{idle}: training would have to be {times:.1f} times as fast to keep them busy")
 
 
 def _moved(throughput: Throughput, *, sign: int) -> str:

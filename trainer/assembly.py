@@ -16,8 +16,6 @@ from shared.ledger import GroupRecord, LiveGroups, ReadyGroup
 from shared.stream import Delivery
 from shared.trajectory import Timings, Trajectory
 
-MIN_TRAINABLE = 2
-"""A group-relative baseline needs a sibling."""
 FLOOR_SLACK = 1e-9
 """Keeps a product such as 1.1 * 10 from falling below its exact value, as in admit.lua."""
 
@@ -35,6 +33,10 @@ class Episode:
     sampled_by_version: tuple[tuple[int, int], ...]
     """(policy version, tokens it sampled), oldest first."""
     reward: float
+    turn_rewards: tuple[float, ...]
+    """By turn, at least one; they sum to `reward`."""
+    state_fingerprints: tuple[str, ...]
+    """By turn, of the environment's state before it; "" if unknown."""
     timings: Timings
     is_trainable: bool
     """Its reward means something, and it has a token that the policy sampled."""
@@ -64,6 +66,8 @@ class Episode:
             num_tokens=trajectory.num_tokens,
             sampled_by_version=_sampled_by_version(trajectory),
             reward=trajectory.reward,
+            turn_rewards=tuple(turn.reward for turn in trajectory.turns) or (trajectory.reward,),
+            state_fingerprints=tuple(turn.state_fingerprint for turn in trajectory.turns) or ("",),
             timings=trajectory.timings,
             is_trainable=trajectory.is_trainable,
         )
@@ -135,18 +139,25 @@ class Selection:
 
 
 def select(
-    groups: dict[str, Group], live: LiveGroups, *, version: int, on_stale: OnStale, batch_groups: int, redundant_groups: int
+    groups: dict[str, Group],
+    live: LiveGroups,
+    *,
+    version: int,
+    on_stale: OnStale,
+    batch_groups: int,
+    redundant_groups: int,
+    min_trainable: int = 2,
 ) -> Selection:
     """The B oldest groups that may be trained at `version`, and those that may not any more.
 
-    A group has failed when fewer than two of its episodes can be learnt from.
+    A group has failed when fewer than `min_trainable` of its episodes can be learnt from.
 
     Args: groups: those with an episode delivered. live: the ledger's books. batch_groups, redundant_groups: of admission.
     """
     oldest_version = version - versions.max_lag(live.async_generation_ratio)
     stale = stale_groups(groups, live, oldest_version=oldest_version, on_stale=on_stale)
     arrived = list(_arrived(groups, [ready for ready in live.ready if ready.record.group_id not in stale]))
-    failed = [group.group_id for _, group in arrived if len(group.trainable) < MIN_TRAINABLE]
+    failed = [group.group_id for _, group in arrived if len(group.trainable) < min_trainable]
     usable = [(record, group) for record, group in arrived if group.group_id not in failed]
     chosen = usable[:batch_groups] if len(usable) >= batch_groups else []
     youngest_start = max((record.start_number for record, _ in chosen), default=0)

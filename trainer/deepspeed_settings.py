@@ -13,24 +13,40 @@ from typing import Any
 from shared.configuration import TrainerSection
 from shared.errors import ConfigurationError
 
-ZERO_STAGES = (1, 2)
+ZERO_STAGES = (1, 2, 3)
 AUTO = "auto"
 NEVER_PRINT = 10**12
 
 
-def deepspeed_settings(trainer: TrainerSection, *, is_cpu: bool) -> dict[str, Any]:
-    """The configuration for `deepspeed.initialize`. Raises: ConfigurationError on a contradiction."""
-    user = trainer.deepspeed if isinstance(trainer.deepspeed, dict) else _read(Path(trainer.deepspeed))
+def deepspeed_settings(trainer: TrainerSection, *, is_cpu: bool, key: str = "trainer.deepspeed") -> dict[str, Any]:
+    """The configuration for `deepspeed.initialize`. Raises: ConfigurationError on a contradiction.
+
+    Args: key: where the user wrote `trainer.deepspeed`, for messages.
+    """
+    user = trainer.deepspeed if isinstance(trainer.deepspeed, dict) else _read(Path(trainer.deepspeed), key)
     if "scheduler" in user:
-        raise ConfigurationError(
-            f"trainer.deepspeed must not have a scheduler, got {user['scheduler']!r}; trainer.warmup_updates decides the schedule"
-        )
+        _require_no_schedule(trainer, user["scheduler"], key)
     settings = _merge(_defaults(is_cpu=is_cpu), user)
-    settings = _impose(settings, _decided(trainer), path="trainer.deepspeed")
+    settings = _impose(settings, _decided(trainer), path=key)
     stage = settings["zero_optimization"]["stage"]
     if stage not in ZERO_STAGES:
-        raise ConfigurationError(f"trainer.deepspeed.zero_optimization.stage must be 1 or 2, got {stage!r}")
+        raise ConfigurationError(f"{key}.zero_optimization.stage must be 1, 2 or 3, got {stage!r}")
     return settings
+
+
+def uses_zero_3(trainer: TrainerSection) -> bool:
+    """No rank holds the whole model. Raises: ConfigurationError as `deepspeed_settings` does."""
+    return bool(deepspeed_settings(trainer, is_cpu=True)["zero_optimization"]["stage"] == max(ZERO_STAGES))
+
+
+def _require_no_schedule(trainer: TrainerSection, scheduler: Any, key: str) -> None:
+    """DeepSpeed's scheduler steps once an optimizer step and starts from `trainer.learning_rate`; ours would overrule it."""
+    ours = {"learning_rate_schedule": "constant", "warmup_updates": 0, "final_learning_rate": 0.0}
+    for name, nothing in ours.items():
+        if (value := getattr(trainer, name)) != nothing:
+            raise ConfigurationError(
+                f"{key}.scheduler is {scheduler!r} where trainer.{name}={value!r} makes a schedule too; remove one of them"
+            )
 
 
 def _defaults(*, is_cpu: bool) -> dict[str, Any]:
@@ -61,17 +77,17 @@ def _decided(trainer: TrainerSection) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, key: str) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text())
     except OSError as error:
         raise ConfigurationError(
-            f"trainer.deepspeed must be settings or the path of a JSON file, got {str(path)!r}: {os.strerror(error.errno or 0)}"
+            f"{key} must be settings or the path of a JSON file, got {str(path)!r}: {os.strerror(error.errno or 0)}"
         ) from error
     except json.JSONDecodeError as error:
-        raise ConfigurationError(f"trainer.deepspeed: {path} is not JSON: {error}") from error
+        raise ConfigurationError(f"{key}: {path} is not JSON: {error}") from error
     if not isinstance(settings, dict):
-        raise ConfigurationError(f"trainer.deepspeed: {path} must hold an object, got {type(settings).__name__}")
+        raise ConfigurationError(f"{key}: {path} must hold an object, got {type(settings).__name__}")
     return settings
 
 

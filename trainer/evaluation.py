@@ -10,7 +10,8 @@ import msgspec
 from shared.configuration import EvaluationSection
 from shared.evaluation import EvaluationRequest, EvaluationResult, Transcript
 from trainer.stopping import StopInterrupt, StopSignal
-from trainer.tracking import JsonLines, Tracker
+from trainer.trackers.trackers import Trackers
+from trainer.tracking import Evaluation, JsonLines
 
 NUM_TRANSCRIPTS = 3
 CONNECT_ATTEMPTS = 30
@@ -25,7 +26,7 @@ class Evaluations:
     """
 
     def __init__(
-        self, settings: EvaluationSection, *, agents: str, directory: Path, num_updates: int, timeout_s: float, tracker: Tracker
+        self, settings: EvaluationSection, *, agents: str, directory: Path, num_updates: int, timeout_s: float, tracker: Trackers
     ) -> None:
         """Args: agents: address of the agents. timeout_s: longest wait for one evaluation."""
         self._settings = settings
@@ -67,7 +68,9 @@ class Evaluations:
     def _evaluate(self, version: int, *, greedy: bool, transcripts: int) -> EvaluationResult:
         request = EvaluationRequest(num_episodes=self._settings.num_episodes, greedy=greedy, transcripts=transcripts)
         reply = msgspec.json.decode(self._post(msgspec.json.encode(request)), type=EvaluationResult)
-        self._lines.append({"version": version, "greedy": greedy, "results": reply.results, "time": time.time()})
+        evaluation = Evaluation(version=version, greedy=greedy, results=reply.results, time=time.time())
+        self._lines.append(evaluation)
+        self._tracker.evaluation(evaluation)
         for environment, result in reply.results.items():
             self._tracker.note(
                 f"evaluation of version {version}, {environment}, {'greedy' if greedy else 'sampled'}: "

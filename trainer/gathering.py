@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer import ranks
-from trainer.model import Policy
+from trainer.model import Policy, is_partitioned
 from trainer.weight_buckets import WeightSource
 
 GATHER = b"gather"
@@ -19,7 +19,7 @@ DONE = b"done"
 
 def is_collective(policy: Policy) -> bool:
     """ZeRO-3 keeps a share of each parameter on each rank."""
-    return any(hasattr(parameter, "ds_id") for parameter in policy.parameters())
+    return any(map(is_partitioned, policy.parameters()))
 
 
 def weight_source(policy: Policy) -> WeightSource:

@@ -6,31 +6,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from shared import versions
+from shared.advantage_settings import AdvantageSection
 from shared.configuration import Configuration
-from shared.errors import ConfigurationError, LedgerError
-from shared.ledger import Books, TrainingLedger
+from shared.errors import ConfigurationError, LedgerError, TrainingError
+from shared.ledger import Books, DiscardReason, TrainingLedger
 from shared.trajectory import SUCCESS_REWARD
-from trainer.advantages import ADVANTAGE_ESTIMATORS
+from trainer.advantages import advantage_estimator, planned_scores
 from trainer.assembly import Episode, Group, Selection
-from trainer.batching import BatchPlan, PlannedSequence, plan_shares
+from trainer.batching import BatchPlan, PlannedSequence, SequenceCost, mini_batches, plan_update
+from trainer.checkpoints import LedgerState, RunState
 from trainer.evaluation import Evaluations
 from trainer.fallback import synchronous_until
 from trainer.gathering import finish, weight_source
+from trainer.group_advantages import EpisodeRewards, overlong_penalty
+from trainer.guards import SkippedStep
 from trainer.learner import Learned
 from trainer.model import Policy
 from trainer.pipeline import MASKED, NO_REWARD, Stretch, tokens_by_lag
 from trainer.pipeline_watch import PipelineWatch
 from trainer.rollouts import RolloutReader
 from trainer.stopping import StopSignal
-from trainer.tracking import JsonLines, Tracker, UpdateMetrics
+from trainer.trackers.trackers import Trackers
+from trainer.tracking import JsonLines, UpdateMetrics
 from trainer.weight_buckets import WeightSource
 from trainer.weight_push import PushTimes, WeightPusher
 
 CATCH_UP_S = 2.0
 """Between two questions whether an engine lacks the weights, while there is no batch."""
+SKIPPED_FILE = "skipped_updates.jsonl"
 
 
 @dataclass(frozen=True)
@@ -87,10 +91,13 @@ class Lead:
         pusher: WeightPusher,
         evaluations: Evaluations,
         pipeline: PipelineWatch,
-        tracker: Tracker,
+        tracker: Trackers,
         stop: StopSignal,
+        cost: SequenceCost,
     ) -> None:
+        """Args: cost: of a sequence to this model, by which ranks are balanced."""
         self._configuration = configuration
+        self._cost = cost
         self._reader = reader
         self._ledger = ledger
         self._pusher = pusher
@@ -101,14 +108,19 @@ class Lead:
         self._pushed: tuple[WeightSource, int] | None = None
         self._next_catch_up = 0.0
         directory = Path(configuration.run.directory)
-        self._metrics = JsonLines(directory / "metrics.jsonl")
         self._lineage = JsonLines(directory / "lineage.jsonl")
+        self._skipped = JsonLines(directory / SKIPPED_FILE)
 
-    def restore(self, version: int, saved_group_ids: Sequence[str]) -> None:
-        """Continues the books at the checkpoint of `version`, which taught `saved_group_ids`; later groups are ready again."""
+    def restore(self, resumed: RunState | None) -> None:
+        """Continues the books at the checkpoint `resumed`, or at the beginning; groups trained later are ready again."""
+        version = resumed.version if resumed else 0
         self._ledger.create_consumer_group()
         try:
-            num_again = self._ledger.restore(version, saved_group_ids)
+            if resumed is None:
+                num_again = self._ledger.restore(0)
+            else:
+                books = resumed.ledger
+                num_again = self._ledger.restore(version, resumed.group_ids, trained=books.trained, cursors=books.cursors)
         except LedgerError as error:
             run = self._configuration.run
             found = f"that of version {version}" if version else "none"
@@ -135,7 +147,7 @@ class Lead:
             return None
         waited = time.perf_counter()
         self._tracker.training(version)
-        plan = plan_batch(selection, version, self._configuration, num_ranks)
+        plan = plan_batch(selection, version, self._configuration, num_ranks=num_ranks, cost=self._cost)
         return Batch(selection.batch, plan, wait_s=waited - started, plan_s=time.perf_counter() - waited)
 
     def push(self, policy: Policy, version: int) -> PushTimes:
@@ -157,14 +169,20 @@ class Lead:
     def publish(self, batch: Batch, learned: Learned, version: int) -> None:
         """Moves the books to `version`. Its lineage is on disk first: a version in the books always has a line."""
         self._fall_back_if_due(learned.kl_behaviour_before, version)
-        self._lineage.append(
-            {
-                "version": version,
-                "group_ids": batch.group_ids,
-                "trajectory_ids": [episode.trajectory_id for episode in batch.episodes],
-                "lag_max": max(batch.lags, default=0),
-            }
-        )
+        line = {
+            "version": version,
+            "group_ids": batch.group_ids,
+            "trajectory_ids": [episode.trajectory_id for episode in batch.episodes],
+            "lag_max": max(batch.lags, default=0),
+        }
+        try:
+            self._lineage.append(line)
+        except OSError as error:
+            directory = self._configuration.run.directory
+            raise TrainingError(
+                f"run.directory must have room for the lineage of every update, and {directory!r} took no line of version "
+                f"{version}: {error.strerror}; free space there, and start again: the run resumes from its newest checkpoint"
+            ) from error
         self._ledger.publish(version, batch.group_ids)
         self._reader.give_up_stale(version)
 
@@ -187,11 +205,38 @@ class Lead:
                 f"rollout.kl_fallback_threshold={rollout.kl_fallback_threshold:g}"
             )
 
+    def ledger_state(self) -> LedgerState:
+        """What a checkpoint keeps of the books."""
+        return LedgerState(self._ledger.books().trained, self._ledger.cursors())
+
+    def report_skipped(self, batch: Batch, skipped: SkippedStep, *, in_a_row: int) -> None:
+        """Leaves the trajectories of a skipped step in a file, and gives up the groups of an update that taught nothing."""
+        id_by_entry = {episode.entry_id: episode.trajectory_id for episode in batch.episodes}
+        self._skipped.append(
+            {
+                "version": batch.plan.version,
+                "cause": skipped.cause,
+                "trajectory_ids": [id_by_entry[entry_id] for entry_id in skipped.entry_ids],
+                "group_ids": batch.group_ids,
+                "steps_taken": skipped.after_steps,
+                "in_a_row": in_a_row,
+                "time": time.time(),
+            }
+        )
+        if skipped.after_steps == 0:
+            self._ledger.discard(batch.group_ids, DiscardReason.NON_FINITE, requeue=False)
+        self._tracker.note(
+            f"update {batch.plan.version + 1}: the {skipped.cause} is not finite, so the step was skipped after "
+            f"{skipped.after_steps} others of the update; {len(skipped.entry_ids)} trajectories in {SKIPPED_FILE}"
+        )
+
     def acknowledge(self, version: int) -> None:
         """A checkpoint of `version` is on disk."""
         self._ledger.acknowledge(version)
 
-    def log(self, batch: Batch, learned: Learned, pushed: PushTimes, *, fetch_s: float, train_s: float) -> None:
+    def log(
+        self, batch: Batch, learned: Learned, pushed: PushTimes, *, fetch_s: float, train_s: float, skipped_updates: int
+    ) -> None:
         books = self._ledger.books()
         stretch = self._pipeline.measure(
             books,
@@ -201,9 +246,18 @@ class Lead:
             trained_tokens=batch.plan.num_sampled_tokens,
             unused_tokens=batch.unused_tokens,
         )
-        metrics = update_metrics(batch, learned, pushed, books, stretch, fetch_s=fetch_s)
-        self._metrics.append(metrics)
-        self._tracker.update(metrics)
+        self._tracker.update(
+            update_metrics(
+                batch,
+                learned,
+                pushed,
+                books,
+                stretch,
+                fetch_s=fetch_s,
+                skipped_updates=skipped_updates,
+                tracker_failures=self._tracker.failures,
+            )
+        )
         self._pipeline.report(stretch, books)
 
     def evaluate_if_due(self, version: int) -> None:
@@ -221,33 +275,74 @@ class Lead:
         self._pusher.close()
 
 
-def plan_batch(selection: Selection, version: int, configuration: Configuration, num_ranks: int) -> BatchPlan:
-    """Advantages within each group, then every episode with a token that carries loss into a micro-batch of a rank."""
+def plan_batch(
+    selection: Selection, version: int, configuration: Configuration, *, num_ranks: int, cost: SequenceCost
+) -> BatchPlan:
+    """The estimator's scores, then every episode with a token that carries loss into a micro-batch of a step and a rank.
+
+    An episode without such a token still counts in what the others are compared with.
+    """
     trainer = configuration.trainer
-    estimate = ADVANTAGE_ESTIMATORS[trainer.adv_estimator]
-    sequences: list[PlannedSequence] = []
-    num_sampled_tokens = 0
-    for group in selection.batch:
-        rewards_G = np.array([episode.reward for episode in group.trainable])
-        advantages_G = estimate(rewards_G, scale_by_std=trainer.scale_by_std)
-        for episode, advantage in zip(group.trainable, advantages_G, strict=True):
-            if count := episode.num_sampled_since(selection.oldest_version):
-                sequences.append(PlannedSequence(episode.entry_id, episode.num_tokens, float(advantage)))
-                num_sampled_tokens += count
-    return BatchPlan(
+    are_rewards = advantage_estimator(trainer).by_token is not None
+    rewards = [[_rewards(episode, trainer.advantage) for episode in group.trainable] for group in selection.batch]
+    groups = [
+        [
+            _planned(episode, count, scores_K.tolist(), are_rewards=are_rewards)
+            for episode, scores_K in zip(group.trainable, scores, strict=True)
+            if (count := episode.num_sampled_since(selection.oldest_version))
+        ]
+        for group, scores in zip(selection.batch, planned_scores(rewards, trainer), strict=True)
+    ]
+    return plan_update(
+        mini_batches(groups, size=trainer.ppo_mini_batch_size, unit=trainer.mini_batch_unit),
         version=version,
         oldest_version=selection.oldest_version,
-        num_sequences=len(sequences),
-        num_sampled_tokens=num_sampled_tokens,
-        shares=plan_shares(sequences, num_ranks=num_ranks, max_tokens=trainer.ppo_max_token_len_per_gpu),
+        num_ranks=num_ranks,
+        max_tokens=trainer.ppo_max_token_len_per_gpu,
+        cost=cost,
+    )
+
+
+def _rewards(episode: Episode, settings: AdvantageSection) -> EpisodeRewards:
+    """What the episode is scored by: its rewards, and the last turn pays for the length of all."""
+    turn_rewards = list(episode.turn_rewards)
+    if overlong := settings.overlong:
+        turn_rewards[-1] += overlong_penalty(
+            episode.num_sampled,
+            max_tokens=overlong.max_tokens,
+            buffer_tokens=overlong.buffer_tokens,
+            penalty=overlong.penalty,
+        )
+    return EpisodeRewards(tuple(turn_rewards), episode.state_fingerprints)
+
+
+def _planned(episode: Episode, num_sampled_tokens: int, scores: Sequence[float], *, are_rewards: bool) -> PlannedSequence:
+    is_whole = not are_rewards and len(scores) == 1
+    return PlannedSequence(
+        episode.entry_id,
+        episode.num_tokens,
+        num_sampled_tokens,
+        episode.reward,
+        advantage=scores[0] if is_whole else 0.0,
+        turn_advantages=() if is_whole or are_rewards else tuple(scores),
+        turn_rewards=tuple(scores) if are_rewards else (),
     )
 
 
 def update_metrics(
-    batch: Batch, learned: Learned, pushed: PushTimes, books: Books, stretch: Stretch, *, fetch_s: float
+    batch: Batch,
+    learned: Learned,
+    pushed: PushTimes,
+    books: Books,
+    stretch: Stretch,
+    *,
+    fetch_s: float,
+    skipped_updates: int = 0,
+    tracker_failures: int = 0,
 ) -> UpdateMetrics:
     """One update in numbers. Args: books: after its publication. stretch: of this update alone. fetch_s: seconds of rank 0."""
-    episodes, lags, measures, unused = batch.episodes, batch.lags, learned.measures, batch.unused_tokens
+    episodes, lags, measures, values = batch.episodes, batch.lags, learned.measures, learned.values
+    unused = batch.unused_tokens
     return UpdateMetrics(
         update=batch.plan.version + 1,
         version=batch.plan.version + 1,
@@ -275,9 +370,14 @@ def update_metrics(
         loss=measures.loss,
         clip_fraction=measures.clip_fraction,
         grad_norm=learned.grad_norm,
+        correction_truncated_fraction=measures.truncated_fraction,
+        correction_dropped_fraction=measures.dropped_fraction,
+        correction_mean_weight=measures.mean_weight,
         mean_ratio=measures.mean_ratio,
         effective_sample_size=measures.effective_sample_size,
         kl_behaviour=measures.kl_behaviour,
+        kl_reference=measures.kl_reference,
+        kl_coefficient=learned.kl_coefficient,
         kl_behaviour_before=learned.kl_behaviour_before,
         async_generation_ratio=books.ratio_in_force,
         discarded_groups=books.discarded,
@@ -286,6 +386,8 @@ def update_metrics(
         unrewarded_tokens=unused[NO_REWARD],
         surplus_episodes=books.episodes_surplus,
         dead_letters=books.dead_letters,
+        skipped_updates=skipped_updates,
+        tracker_failures=tracker_failures,
         logprob_mismatch_max=measures.logprob_mismatch_max,
         logprob_mismatch_mean=measures.logprob_mismatch_mean,
         num_groups=len(batch.groups),
@@ -293,4 +395,8 @@ def update_metrics(
         num_tokens=sum(episode.num_tokens for episode in episodes),
         num_sampled_tokens=batch.plan.num_sampled_tokens,
         learning_rate=learned.learning_rate,
+        value_loss=values.value_loss if values else None,
+        value_explained_variance=values.explained_variance if values else None,
+        value_clip_fraction=values.clip_fraction if values else None,
+        value_grad_norm=values.grad_norm if values else None,
     )

@@ -9,8 +9,25 @@ import torch
 from torch import Tensor
 
 from trainer import ranks
+from trainer.corrections import Correction
+from trainer.kl import k3
+from trainer.losses import PolicyLoss
+from trainer.micro_batch import MicroBatch
 
-_SUMS = ("loss", "tokens", "clipped", "ratio", "ratio_squared", "kl", "mismatch", "mismatch_tokens")
+_SUMS = (
+    "loss",
+    "tokens",
+    "clipped",
+    "truncated",
+    "dropped",
+    "weight",
+    "ratio",
+    "ratio_squared",
+    "kl_behaviour",
+    "kl_reference",
+    "mismatch",
+    "mismatch_tokens",
+)
 
 
 @dataclass(frozen=True)
@@ -19,11 +36,20 @@ class Measures:
 
     loss: float
     clip_fraction: float
+    """Tokens of which a bound of the policy loss was active."""
+    truncated_fraction: float
+    """Tokens whose ratio the correction truncated."""
+    dropped_fraction: float
+    """Tokens that the correction gave the weight 0."""
+    mean_weight: float
+    """Of the correction, before it is normalised; 1 without one."""
     mean_ratio: float
     effective_sample_size: float
     """(Σ r)² / (N · Σ r²), in (0, 1]: 1 when the data is on-policy."""
     kl_behaviour: float
     """KL(μ ‖ π_θ), estimated by the mean of r - 1 - log r (k3)."""
+    kl_reference: float
+    """KL(π_θ ‖ π_ref), the mean of trainer.kl.estimator; 0 without a reference policy."""
     logprob_mismatch_max: float | None
     """Largest |log π_θ - log μ| over episodes sampled by exactly the version being trained; None without such episodes."""
     logprob_mismatch_mean: float | None
@@ -38,19 +64,31 @@ class MeasureSums:
 
     @torch.no_grad()
     def add(
-        self, *, loss: Tensor, log_ratio_BT: Tensor, is_clipped_BT: Tensor, loss_mask_BT: Tensor, is_on_policy_B1: Tensor
+        self,
+        *,
+        loss: Tensor,
+        rows: MicroBatch,
+        log_ratio_BT: Tensor,
+        policy_loss: PolicyLoss,
+        correction: Correction,
+        kl_BT: Tensor,
     ) -> None:
-        """One micro-batch. Args: loss: its weighted sum, a share of the batch's loss; the rest [B, T], masks bool, [B, 1] bool."""
-        log_ratio = log_ratio_BT[loss_mask_BT].double()
+        """One micro-batch. Args: loss: its weighted sum, a share of the batch's loss. kl_BT: KL(π_θ ‖ π_ref) by token."""
+        mask_BT = rows.loss_mask_BT
+        log_ratio = log_ratio_BT[mask_BT].double()
         ratio = log_ratio.exp()
-        mismatch = log_ratio_BT[loss_mask_BT & is_on_policy_B1].double().abs()
+        mismatch = log_ratio_BT[mask_BT & rows.is_on_policy_B1].double().abs()
         sums = (
             loss.double(),
-            loss_mask_BT.sum(),
-            (is_clipped_BT & loss_mask_BT).sum(),
+            mask_BT.sum(),
+            (policy_loss.is_clipped_BT & mask_BT).sum(),
+            (correction.is_truncated_BT & mask_BT).sum(),
+            (correction.is_dropped_BT & mask_BT).sum(),
+            correction.weights_BT[mask_BT].double().sum(),
             ratio.sum(),
             ratio.square().sum(),
-            (ratio - 1 - log_ratio).sum(),
+            k3(log_ratio).sum(),
+            kl_BT[mask_BT].double().sum(),
             mismatch.sum(),
             torch.tensor(mismatch.numel()),
         )
@@ -58,18 +96,26 @@ class MeasureSums:
         if mismatch.numel():
             self._mismatch_max = torch.maximum(self._mismatch_max, mismatch.max())
 
-    def reduce(self) -> Measures:
-        """The measures of the whole batch. A collective: every rank calls it."""
-        ranks.sum_in_place(self._sums)
-        ranks.max_in_place(self._mismatch_max)
-        total = dict(zip(_SUMS, self._sums.tolist(), strict=True))
+    def reduce(self, *, num_steps: int = 1) -> Measures:
+        """The measures of all ranks so far; more may be added. A collective: every rank calls it.
+
+        Args: num_steps: mini-batches added, over whose losses the mean is taken.
+        """
+        sums, mismatch_max = self._sums.clone(), self._mismatch_max.clone()
+        ranks.sum_in_place(sums)
+        ranks.max_in_place(mismatch_max)
+        total = dict(zip(_SUMS, sums.tolist(), strict=True))
         tokens, compared = total["tokens"], total["mismatch_tokens"]
         return Measures(
-            loss=total["loss"],
+            loss=total["loss"] / num_steps,
             clip_fraction=total["clipped"] / tokens,
+            truncated_fraction=total["truncated"] / tokens,
+            dropped_fraction=total["dropped"] / tokens,
+            mean_weight=total["weight"] / tokens,
             mean_ratio=total["ratio"] / tokens,
             effective_sample_size=total["ratio"] ** 2 / (tokens * total["ratio_squared"]),
-            kl_behaviour=total["kl"] / tokens,
-            logprob_mismatch_max=self._mismatch_max.item() if compared else None,
+            kl_behaviour=total["kl_behaviour"] / tokens,
+            kl_reference=total["kl_reference"] / tokens,
+            logprob_mismatch_max=mismatch_max.item() if compared else None,
             logprob_mismatch_mean=total["mismatch"] / compared if compared else None,
         )

@@ -1,5 +1,8 @@
 """The collectives of the data-parallel ranks. With one rank each of them does nothing."""
 
+from collections.abc import Sequence
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -39,3 +42,27 @@ def from_rank_zero(message: bytes, device: torch.device) -> bytes:
         buffer.copy_(torch.frombuffer(bytearray(message), dtype=torch.uint8))
     dist.broadcast(buffer, src=0)
     return buffer.cpu().numpy().tobytes()
+
+
+def gathered(words: Sequence[str]) -> list[str]:
+    """The words of every rank, by rank."""
+    if count() == 1:
+        return list(words)
+    lists: list[list[str]] = [[] for _ in range(count())]
+    dist.all_gather_object(lists, list(words))
+    return [word for each in lists for word in each]
+
+
+class Meeting:
+    """Sums over the ranks for a thread beside training, whose collectives it must not get between."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        """A collective. Args: timeout: longest wait for the last rank."""
+        self._group = dist.new_group(backend="gloo", timeout=timeout) if count() > 1 else None
+
+    def sums(self, values: Sequence[int]) -> list[int]:
+        if self._group is None:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(total, op=dist.ReduceOp.SUM, group=self._group)
+        return [int(value) for value in total.tolist()]

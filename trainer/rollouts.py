@@ -11,6 +11,7 @@ from shared.errors import TrainingError
 from shared.ledger import FILTERED, Books, DiscardReason, TrainingLedger
 from shared.stream import Delivery, TrajectoryConsumer
 from trainer.assembly import Episode, GroupAssembler, Selection, select
+from trainer.record_checks import NO_LIMITS, RecordLimits, why_untrainable
 
 POLL_MS = 500
 LOOK_S = 1.0
@@ -27,13 +28,27 @@ class RolloutReader:
     way leaves entries that Redis holds for delivered and nobody has seen. Reading twice is harmless.
     """
 
-    def __init__(self, consumer: TrajectoryConsumer, ledger: TrainingLedger, rollout: RolloutSection, *, timeout_s: float) -> None:
-        """Args: consumer: over a client that does not retry by itself. timeout_s: longest wait for one batch."""
+    def __init__(
+        self,
+        consumer: TrajectoryConsumer,
+        ledger: TrainingLedger,
+        rollout: RolloutSection,
+        *,
+        timeout_s: float,
+        min_trainable: int = 2,
+        limits: RecordLimits = NO_LIMITS,
+    ) -> None:
+        """Args: consumer: over a client that does not retry by itself. timeout_s: longest wait for one batch. min_trainable:
+        episodes of a group that must have a reward, or it has failed. limits: of a record that the model can be trained on.
+        """
         self._consumer = consumer
         self._ledger = ledger
         self._rollout = rollout
         self._timeout_s = timeout_s
+        self._limits = limits
+        self._min_trainable = min_trainable
         self._assembler = GroupAssembler()
+        self._untrainable_in_a_row = 0
         self._must_reread = True
 
     def next_batch(
@@ -89,7 +104,23 @@ class RolloutReader:
 
     def _take(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
-            self._assembler.add(Episode.of(delivery))
+            problem = why_untrainable(delivery.trajectory, self._limits) if delivery.trajectory.outcome.is_trainable else None
+            if problem is None:
+                self._untrainable_in_a_row = 0
+                self._assembler.add(Episode.of(delivery))
+            else:
+                self._ledger.bury(delivery.entry_id, problem)
+                self._count_untrainable(problem)
+
+    def _count_untrainable(self, problem: str) -> None:
+        """Raises: TrainingError when a whole batch of records in a row cannot be trained on: that is no accident."""
+        self._untrainable_in_a_row += 1
+        batch_records = self._rollout.rollout_batch_size * self._rollout.num_return_sequences_in_group
+        if self._untrainable_in_a_row >= batch_records:
+            raise TrainingError(
+                f"records must be such that the model can be trained on them, and the last {self._untrainable_in_a_row} in a row "
+                f"are not; they are kept as dead letters. The last one's reason: {problem}"
+            )
 
     def _select(self, version: int) -> Selection:
         live = self._ledger.live_groups()
@@ -100,6 +131,7 @@ class RolloutReader:
             version=version,
             on_stale=self._rollout.on_stale,
             batch_groups=self._rollout.rollout_batch_size,
+            min_trainable=self._min_trainable,
             redundant_groups=self._rollout.redundant_groups,
         )
         if selection.stale:

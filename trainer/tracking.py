@@ -1,12 +1,15 @@
-"""What a run leaves behind of its training: metrics and lineage as JSON lines, and a console to watch."""
+"""What a run says of its training: the metrics of an update, who may be told, and JSON lines."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
-from rich.console import Console
-from rich.status import Status
+
+from shared.evaluation import EpisodeStatistics
+
+BLOCK_BYTES = 4096
 
 
 class UpdateMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,11 +53,18 @@ class UpdateMetrics(msgspec.Struct, frozen=True, kw_only=True):
     weight_load_s: float
     loss: float
     clip_fraction: float
+    """Share of tokens of which a bound of the policy loss was active."""
+    correction_truncated_fraction: float
+    correction_dropped_fraction: float
+    correction_mean_weight: float
     grad_norm: float
     mean_ratio: float
     effective_sample_size: float
     kl_behaviour: float
     """Of the last epoch."""
+    kl_reference: float
+    """KL(trained ‖ reference) in nats a token; 0 without a reference policy."""
+    kl_coefficient: float
     kl_behaviour_before: float
     """Before the first step; over rollout.kl_fallback_threshold the run falls back to synchronous."""
     async_generation_ratio: float
@@ -71,6 +81,10 @@ class UpdateMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Since the run began: cancelled because their group was complete."""
     dead_letters: int
     """Since the run began: records that nobody could read."""
+    skipped_updates: int
+    """Since the run began: with a step left out because loss or gradient was not finite."""
+    tracker_failures: int
+    """Since this process began: calls to trackers that failed, and lines they were too slow for."""
     logprob_mismatch_max: float | None
     """None when no episode was sampled entirely by the version being trained."""
     logprob_mismatch_mean: float | None
@@ -79,18 +93,43 @@ class UpdateMetrics(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     num_sampled_tokens: int
     learning_rate: float
+    value_loss: float | None = None
+    """None without a critic, as the three below."""
+    value_explained_variance: float | None = None
+    """Of the returns, by the critic before the update; None also where returns do not vary."""
+    value_clip_fraction: float | None = None
+    value_grad_norm: float | None = None
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of evaluations.jsonl: held-out tasks under the weights of `version`."""
+
+    version: int
+    greedy: bool
+    results: Mapping[str, EpisodeStatistics]
+    """By environment."""
+    time: float
+    """Unix seconds."""
 
 
 class Tracker(Protocol):
-    """Where progress goes."""
+    """Who is told the numbers."""
+
+    def update(self, metrics: UpdateMetrics) -> None: ...
+
+    def evaluation(self, evaluation: Evaluation) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Progress(Protocol):
+    """Who is told what happens meanwhile."""
 
     def waiting(self, version: int, ready: int, needed: int) -> None:
         """The update of `version` waits for data."""
 
     def training(self, version: int) -> None:
         """The update of `version` has its data."""
-
-    def update(self, metrics: UpdateMetrics) -> None: ...
 
     def note(self, text: str) -> None: ...
 
@@ -101,12 +140,20 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self._path = path
         if path.exists():
-            whole, newline, _ = path.read_bytes().rpartition(b"\n")
-            path.write_bytes(whole + newline)
+            with path.open("r+b") as file:
+                file.truncate(_end_of_last_line(file))
 
     def append(self, record: msgspec.Struct | Mapping[str, Any]) -> None:
-        with self._path.open("ab") as file:
-            file.write(msgspec.json.encode(record) + b"\n")
+        """Writes a whole line, or raises OSError and leaves the file as it was."""
+        with self._path.open("ab", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            line = memoryview(msgspec.json.encode(record) + b"\n")
+            try:
+                while line:
+                    line = line[file.write(line) :]
+            except OSError:
+                file.truncate(end)
+                raise
 
     def read(self) -> list[dict[str, Any]]:
         if not self._path.exists():
@@ -114,45 +161,14 @@ class JsonLines:
         return [msgspec.json.decode(line) for line in self._path.read_bytes().splitlines()]
 
 
-class ConsoleTracker:
-    """A line an update, and in a terminal a spinner that says what is awaited."""
-
-    def __init__(self, num_updates: int) -> None:
-        self._num_updates = num_updates
-        self._console = Console(highlight=False, soft_wrap=True)
-        self._status = Status("", console=self._console) if self._console.is_terminal else None
-
-    def __enter__(self) -> "ConsoleTracker":
-        if self._status:
-            self._status.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._status:
-            self._status.stop()
-
-    def waiting(self, version: int, ready: int, needed: int) -> None:
-        self._say(f"update {version + 1}/{self._num_updates}: waiting for rollouts, {ready} of {needed} groups")
-
-    def training(self, version: int) -> None:
-        self._say(f"update {version + 1}/{self._num_updates}: training")
-
-    def update(self, metrics: UpdateMetrics) -> None:
-        self._console.print(summary(metrics, self._num_updates))
-
-    def note(self, text: str) -> None:
-        self._console.print(text)
-
-    def _say(self, text: str) -> None:
-        if self._status:
-            self._status.update(text)
-
-
-def summary(metrics: UpdateMetrics, num_updates: int) -> str:
-    """One update in one line."""
-    return (
-        f"update {metrics.update}/{num_updates}  reward {metrics.reward_mean:.3f}  success {metrics.success_rate:.2f}  "
-        f"lag {metrics.lag_max}  wait {metrics.wait_prev_gen_s:.1f} s  train {metrics.train_s:.1f} s  "
-        f"push {metrics.weight_sync_s:.2f} s (paused {1000 * metrics.weight_pause_s:.0f} ms)  kl {metrics.kl_behaviour:.4f}  "
-        f"clipped {metrics.clip_fraction:.1%}"
-    )
+def _end_of_last_line(file: BinaryIO) -> int:
+    """Bytes up to and with the last newline, found from the end, so that a long file costs no more than a short one."""
+    position = file.seek(0, os.SEEK_END)
+    while position > 0:
+        start = max(0, position - BLOCK_BYTES)
+        file.seek(start)
+        newline = file.read(position - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        position = start
+    return 0

@@ -37,16 +37,6 @@ class Comparison:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Missing:
-    """A row that cannot be measured yet, and why."""
-
-    name: str
-    figure: str
-    published: float
-    reason: str
-
-
 def queue_scheduling() -> Iterator[Comparison]:
     """8 groups of 8 with filtered groups replaced.
 
@@ -269,9 +259,6 @@ def comparisons() -> list[Comparison]:
         *rlvr(),
         *agentic(),
     ]
-
-
-MISSING: tuple[Missing, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.asynchrony.experiments import Comparison, Missing, WasteCase
+from benchmarks.asynchrony.experiments import Comparison, WasteCase
 from benchmarks.asynchrony.outcome import Outcome
 
 FIGURES = (
@@ -84,9 +84,8 @@ def line(measured: Row) -> str:
     )
 
 
-def table(rows: Sequence[Row], missing: Sequence[Missing]) -> str:
+def table(rows: Sequence[Row]) -> str:
     lines = [_HEADER, *map(line, rows)]
-    lines += [f"{item.name:<46} {'not measured':>17} {'':>8} {item.published:>8.2f}   {item.reason}" for item in missing]
     lines += ["", "settings"]
     for measured in rows:
         comparison = measured.comparison

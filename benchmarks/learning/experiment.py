@@ -88,7 +88,7 @@ def learn(arm: Arm, seed: int, policy: Path, scale: Scale) -> Curve:
     start_ranks(timeout=timedelta(minutes=30))
     configuration = _configuration(arm, seed, policy, scale)
     trainer = configuration.trainer
-    learner = Learner(build_engine(load_policy(policy, trainer), trainer), trainer, seed=seed)
+    learner = Learner(build_engine(load_policy(policy, trainer), trainer), trainer, seed=seed, reference=None)
     players = Players(configuration, seed=seed)
     published = deque([_copy(learner.policy)], maxlen=arm.lag + 1)
     measured: dict[int, float] = {}
@@ -165,7 +165,7 @@ def _update(
     batch = tuple(Group(group[0].trajectory.group_id, tuple(map(Episode.of, group))) for group in deliveries)
     selection = Selection(batch=batch, oldest_version=oldest_version, stale=(), failed=(), awaited=())
     trajectories = {delivery.entry_id: delivery.trajectory for group in deliveries for delivery in group}
-    learner.learn(plan_batch(selection, version, configuration, num_ranks=1), trajectories)
+    learner.learn(plan_batch(selection, version, configuration, num_ranks=1, cost=learner.policy.sequence_cost()), trajectories)
 
 
 def _copy(policy: Policy) -> dict[str, Tensor]:

@@ -118,7 +118,7 @@ class Evaluator:
             trajectory = await self._agent.run(
                 loaded.create, loaded.spec, task, identity, reward=loaded.reward, is_greedy=request.greedy
             )
-        await tell(trajectory)
+            await tell(trajectory)
         return trajectory
 
     def _transcript(self, trajectory: Trajectory) -> Transcript:

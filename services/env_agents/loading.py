@@ -22,6 +22,7 @@ from services.env_agents.rewards import DeclaredReward, RewardSource
 from services.env_agents.tasks import TaskSource
 from shared.environment_spec import DatasetTasks, EnvironmentSpec, HttpReward, JudgeReward, Reward
 from shared.errors import ConfigurationError
+from shared.import_paths import is_inside
 
 EnvironmentFactory = Callable[[], Environment]
 
@@ -118,8 +119,7 @@ def describe_prompts(create: EnvironmentFactory, spec: EnvironmentSpec) -> Promp
 
 def check_allowed(import_path: str, allowlist: Sequence[str]) -> None:
     """Raises: NotAllowedError unless the module is one of the allowed packages or inside one."""
-    module = import_path.partition(":")[0]
-    if not any(module == package or module.startswith(f"{package}.") for package in (*allowlist, *_ALWAYS_ALLOWED)):
+    if not is_inside(import_path, (*allowlist, *_ALWAYS_ALLOWED)):
         raise NotAllowedError(
             f"import_path must be inside env_agents.import_allowlist ({', '.join(allowlist) or 'empty'}), got {import_path!r}; "
             "add its package to the allowlist in the run file"

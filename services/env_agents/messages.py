@@ -31,7 +31,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     is_balanced: bool
     """started = running + ready + trained + discarded."""
     pipeline: PipelineReport | None
-    """How the run's parts kept each other busy, and what would help; null until the trainer has made an update."""
+    """How the run's parts kept each other busy, and what would help; null until the pipeline was full for an update."""
     processes: Mapping[str, int]
     """Agent processes that live (`host:pid`), and the episodes that each has to finish."""
     process: str

@@ -14,7 +14,11 @@ class Limits:
     """Of its KV cache."""
 
     def share_used(self, num_calls: int, num_tokens: int) -> float | None:
-        """Of the limit that is nearer, at most 1. Tokens that calls share in the prefix cache count for each, so a bit too much."""
+        """Of the limit that is nearer, at most 1.
+
+        An upper bound where it is of tokens: a call counts with all that it may yet sample (max_new_tokens), and what calls share
+        in the prefix cache counts for each.
+        """
         shares = [count / limit for count, limit in ((num_calls, self.calls), (num_tokens, self.tokens)) if limit]
         return min(1.0, max(shares)) if shares else None
 

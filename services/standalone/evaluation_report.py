@@ -39,12 +39,9 @@ class EnvironmentResult(msgspec.Struct, frozen=True):
     """Prompt, sampled and observation tokens."""
     mean_sampled_tokens: float
     outcomes: Mapping[Outcome, int]
+    num_scored: int
+    """Episodes whose reward says something about the policy."""
     problems: tuple[Problem, ...]
-
-    @property
-    def num_scored(self) -> int:
-        """Episodes whose reward says something about the policy."""
-        return sum(count for outcome, count in self.outcomes.items() if outcome.is_trainable)
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +82,7 @@ def environment_result(trajectories: Sequence[Trajectory]) -> EnvironmentResult:
         mean_tokens=sum(trajectory.num_tokens for trajectory in trajectories) / count,
         mean_sampled_tokens=sum(trajectory.num_sampled_tokens for trajectory in trajectories) / count,
         outcomes=statistics.outcomes,
+        num_scored=sum(trajectory.is_trainable for trajectory in trajectories),
         problems=tuple(problems.values()),
     )
 

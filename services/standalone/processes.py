@@ -13,7 +13,7 @@ from shared.configuration import Configuration
 
 STOP_TIMEOUT_S: Final = 15.0
 TRAINER_STOP_TIMEOUT_S: Final = 40.0
-"""Longer than the 30 s that DeepSpeed's launcher gives its ranks."""
+"""For the update under way and its checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,14 @@ def trainer_process(
     configuration: Configuration, run_file: Path, *, master_port: int, num_cores: int, devices: Sequence[str]
 ) -> ProcessSpec:
     """One rank for each of `trainer.num_processes`, on the GPUs after the engines'."""
-    from trainer.launch import launch_command
-
     environment = {**_environment(), **_compute_threads(configuration, num_cores)}
     num_ranks = configuration.trainer.num_processes
     if configuration.engines.device == "cuda":
         first = configuration.engines.count * configuration.engines.tensor_parallel_size
-        slots: Sequence[str | int] = share(devices, first=first, count=num_ranks)
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(share(devices, first=first, count=num_ranks))
     else:
         environment["DS_ACCELERATOR"] = "cpu"
-        slots = range(num_ranks)
-    command = launch_command(["--config", str(run_file)], slots=slots, master_port=master_port)
+    command = (*_module("trainer.launch", run_file), "--master-port", str(master_port))
     return ProcessSpec("trainer", command, environment, TRAINER_STOP_TIMEOUT_S)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
@@ -17,6 +18,8 @@ from shared.ledger import AdmissionLedger, DiscardReason, GroupRecord, Receipt, 
 from tests.shared.episodes import finished_episode
 
 GROUP_SIZE = 2
+NUM_TOKENS = 2
+"""Sampled in each finished episode."""
 LONG_MS = 60_000
 EXPIRED_MS = 0
 
@@ -143,7 +146,7 @@ async def test_an_episode_of_a_discarded_group_leaves_no_entry(agents: Admission
 async def test_tokens_that_nobody_trains_are_counted_by_reason(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
     groups = [await admit_and_finish(agents, f"g{index}") for index in range(3)]
     each = finished_episode(groups[0], 0).num_sampled_tokens
-    assert each > 0
+    assert each == NUM_TOKENS
     assert (await agents.books()).discarded_tokens == {}
     trainer.discard(["g0"], DiscardReason.STALE, requeue=True)
     trainer.publish(1, ["g1", "g2"])
@@ -153,8 +156,12 @@ async def test_tokens_that_nobody_trains_are_counted_by_reason(agents: Admission
     assert filtered is not None
     for sample_index in range(GROUP_SIZE):
         await agents.finish(finished_episode(filtered, sample_index), verdict="zero_variance")
+    early = await admit(agents, "g4")
+    assert early is not None
+    assert await agents.finish(finished_episode(early, 0), num_needed=1) is Receipt.RECORDED
+    assert await agents.finish(finished_episode(early, 1)) is Receipt.SURPLUS
     await agents.waste({"surplus": 7, "stale": 5})
-    expected = {"stale": GROUP_SIZE * each + 5, "gone": each, "filtered:zero_variance": GROUP_SIZE * each, "surplus": 7}
+    expected = {"stale": GROUP_SIZE * each + 5, "gone": each, "filtered:zero_variance": GROUP_SIZE * each, "surplus": each + 7}
     assert (await agents.books()).discarded_tokens == expected
 
 
@@ -226,6 +233,28 @@ async def test_what_a_checkpoint_taught_is_not_trained_again_when_redis_lost_its
     books = trainer.books()
     assert (books.version, books.trained, books.ready, books.stream_entries) == (1, 1, 1, GROUP_SIZE)
     assert books.is_balanced
+
+
+async def test_a_redis_that_lost_everything_goes_on_at_the_checkpoint(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
+    assert trainer.restore(3, ["unknown"], trained=6, cursors={"calculator": 7}) == 0
+    books = trainer.books()
+    assert (books.version, books.started, books.trained) == (3, 6, 6)
+    assert books.is_balanced
+    again = await admit(agents, "next")
+    assert again is not None
+    assert again.task_index == 7, "tasks that were under way at the checkpoint are skipped, those before it not repeated"
+    assert again.start_number == 7
+
+
+async def test_a_redis_that_knows_more_than_the_checkpoint_keeps_it(agents: AdmissionLedger, trainer: TrainingLedger) -> None:
+    for i in range(3):
+        await admit_and_finish(agents, f"g{i}")
+    assert trainer.cursors() == {"calculator": 3}
+    trainer.publish(1, ["g0"])
+    trainer.restore(1, ["g0"], trained=1, cursors={"calculator": 2})
+    assert trainer.cursors() == {"calculator": 3}
+    books = trainer.books()
+    assert (books.started, books.trained, books.ready) == (3, 1, 2)
 
 
 async def test_resuming_before_the_newest_checkpoint_is_refused_and_changes_nothing(
@@ -312,6 +341,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.synchronous_until = 0
         self.is_held = False
         self.discarded = 0
+        self.wasted_episodes: Counter[str] = Counter()
+        """By reason: finished, and never to be trained."""
 
     @initialize(ratio=st.sampled_from([0.0, 0.5, 1.0, 2.5]), batch_groups=st.integers(1, 3), redundant=st.integers(0, 2))
     def configure(self, ratio: float, batch_groups: int, redundant: int) -> None:
@@ -329,13 +360,25 @@ class LedgerMachine(RuleBasedStateMachine):
         self.synchronous_until = self.version + num_updates
         self.trainer.make_synchronous(self.synchronous_until)
 
-    @rule(is_held=st.booleans())
+    @rule(is_held=st.sampled_from([False, False, True]))
     def hold(self, is_held: bool) -> None:
         self.is_held = is_held
         self.loop.run(self.agents.hold("evaluation", lease_ms=LONG_MS if is_held else 0))
 
     @rule(lease_ms=st.sampled_from([EXPIRED_MS, LONG_MS]))
     def admit(self, lease_ms: int) -> None:
+        self._admit(lease_ms)
+
+    @rule(num_groups=st.integers(1, 4))
+    def play(self, num_groups: int) -> None:
+        """Groups that nothing happens to: without them few interleavings get as far as an update."""
+        for _ in range(num_groups):
+            if (group_id := self._admit(LONG_MS)) is not None:
+                for index in range(GROUP_SIZE):
+                    self._finish(group_id, index, num_needed=None, verdict="")
+
+    def _admit(self, lease_ms: int) -> str | None:
+        """The admitted group's id, exactly if there was a place."""
         group_id = f"g{len(self.records)}"
         group = self.loop.run(admit(self.agents, group_id, lease_ms=lease_ms))
         ratio = 0.0 if self.version < self.synchronous_until else self.ratio
@@ -345,12 +388,15 @@ class LedgerMachine(RuleBasedStateMachine):
         assert (group is not None) == (alive < places and not self.is_held)
         if group is not None:
             self.records[group_id], self.missing[group_id] = group, set(range(GROUP_SIZE))
+        return None if group is None else group_id
 
     @precondition(lambda self: self.missing)
     @rule(data=st.data(), index=st.integers(0, GROUP_SIZE - 1), verdict=st.sampled_from(["", "", "zero_variance"]))
     def finish(self, data: st.DataObject, index: int, verdict: str) -> None:
         group_id = data.draw(st.sampled_from(sorted(self.missing)))
-        num_needed = data.draw(st.sampled_from([None, 1]))
+        self._finish(group_id, index, num_needed=data.draw(st.sampled_from([None, 1])), verdict=verdict)
+
+    def _finish(self, group_id: str, index: int, *, num_needed: int | None, verdict: str) -> None:
         episode = finished_episode(self.records[group_id], index)
         receipt = self.loop.run(self.agents.finish(episode, num_needed=num_needed, verdict=verdict))
         assert receipt is (Receipt.RECORDED if index in self.missing[group_id] else Receipt.DUPLICATE)
@@ -374,11 +420,13 @@ class LedgerMachine(RuleBasedStateMachine):
         group_id = data.draw(st.sampled_from(self.ready))
         receipt = self.loop.run(self.agents.finish(finished_episode(self.records[group_id], index)))
         assert receipt in (Receipt.SURPLUS, Receipt.DUPLICATE)
+        self.wasted_episodes["surplus"] += receipt is Receipt.SURPLUS
 
     def _complete(self, group_id: str, verdict: str) -> None:
         num_episodes = GROUP_SIZE - len(self.missing.pop(group_id))
         if verdict:
             self.discarded += 1
+            self.wasted_episodes[f"filtered:{verdict}"] += num_episodes
         else:
             self.entries[group_id] = num_episodes
             self.ready.append(group_id)
@@ -388,6 +436,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def sample(self, data: st.DataObject) -> None:
         self.loop.run(self.agents.sampling(data.draw(st.sampled_from(sorted(self.missing)))))
 
+    @precondition(lambda self: self.missing)
     @rule()
     def adopt(self) -> None:
         adopted = self.loop.run(self.agents.adopt(owner="survivor", lease_ms=EXPIRED_MS))
@@ -404,6 +453,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ready = [group_id for group_id in self.ready if group_id not in batch]
         self.trained_at |= dict.fromkeys(batch, self.version)
 
+    @precondition(lambda self: self.trained_at)
     @rule(is_acknowledged=st.booleans())
     def save_checkpoint(self, is_acknowledged: bool) -> None:
         """The trainer may be killed between the checkpoint and its acknowledgement."""
@@ -412,6 +462,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.trainer.acknowledge(self.version)
             self._settle()
 
+    @precondition(lambda self: self.version)
     @rule()
     def crash_and_resume(self) -> None:
         lost = [group_id for group_id, version in self.trained_at.items() if version > self.saved_version]
@@ -425,7 +476,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def discard(self, data: st.DataObject, requeue: bool) -> None:
         group_id = data.draw(st.sampled_from(sorted(self.missing) + self.ready))
         assert self.trainer.discard([group_id, "unknown"], DiscardReason.STALE, requeue=requeue) == 1
-        self.missing.pop(group_id, None)
+        missing = self.missing.pop(group_id, None)
+        self.wasted_episodes["stale"] += self.entries[group_id] if missing is None else GROUP_SIZE - len(missing)
         self.ready = [other for other in self.ready if other != group_id]
         self.discarded += 1
 
@@ -446,6 +498,7 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         assert (books.trained, books.unsaved) == (len(self.trained_at) + len(self.saved), len(self.trained_at))
         assert sum(books.discarded.values()) == self.discarded
+        assert books.discarded_tokens == {reason: NUM_TOKENS * count for reason, count in self.wasted_episodes.items() if count}
 
     @invariant()
     def trainer_sees_what_is_live(self) -> None:

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +12,11 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.trainer.records import VOCABULARY
+from tests.trainer.run_support import SmallDisk, serving_hub, trainers, working_agents, write_run_file
 from trainer.model import start_ranks
+
+DEPRECATED_BY_TORCH = pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning")
+"""Collectives that DeepSpeed's ZeRO-3 calls by their old names."""
 
 
 def make_model(seed: int = 0) -> Qwen3ForCausalLM:
@@ -48,6 +53,14 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def other_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the same shape with other weights."""
+    path = tmp_path_factory.mktemp("other-model")
+    make_model(seed=1).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
 def one_rank() -> Iterator[None]:
     """This process as the only rank."""
     start_ranks(timeout=timedelta(seconds=60))
@@ -62,3 +75,40 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def hub():
+    with serving_hub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def agents(redis_url, keys):
+    with working_agents(redis_url, keys) as agents:
+        yield agents
+
+
+@pytest.fixture
+def run_file(tmp_path, model_path, redis_url, keys, hub):
+    """The run file of a small run; its folder is the run directory."""
+    return write_run_file(tmp_path, keys=keys, model_path=model_path, redis_url=redis_url, hub=hub)
+
+
+@pytest.fixture
+def start():
+    with trainers() as start:
+        yield start
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mounts a real file system of a limited size, such as "2500k"."""
+    with ExitStack() as mounted:
+
+        def mount(size):
+            disk = SmallDisk(tmp_path / "small", size)
+            mounted.callback(disk.unmount)
+            return disk
+
+        yield mount

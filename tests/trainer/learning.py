@@ -16,9 +16,12 @@ from shared.configuration import TrainerSection
 from shared.trajectory import Trajectory
 from tests.trainer.records import trajectory
 from trainer import ranks
-from trainer.batching import BatchPlan, PlannedSequence, plan_shares
+from trainer.batching import BatchPlan, PlannedSequence, SequenceCost, mini_batches, plan_update
+from trainer.checkpoints import POLICY, Checkpoints, LedgerState
+from trainer.deepspeed_settings import uses_zero_3
 from trainer.learner import Learned, Learner
 from trainer.model import build_engine, load_policy, start_ranks
+from trainer.reference import load_reference
 
 ADVANTAGES = (1.0, -0.7, 0.4, -1.3, 0.9, 0.0, -0.2)
 
@@ -41,16 +44,20 @@ def batch() -> dict[str, Trajectory]:
     return rows
 
 
-def plan(rows: Mapping[str, Trajectory], *, num_ranks: int, max_tokens: int, version: int = 0) -> BatchPlan:
+def plan(
+    rows: Mapping[str, Trajectory], *, num_ranks: int, max_tokens: int, version: int = 0, mini_batch_size: int | None = None
+) -> BatchPlan:
     sequences = [
-        PlannedSequence(entry, row.num_tokens, advantage) for (entry, row), advantage in zip(rows.items(), ADVANTAGES, strict=True)
+        PlannedSequence(entry, row.num_tokens, row.num_sampled_tokens, row.reward, advantage)
+        for (entry, row), advantage in zip(rows.items(), ADVANTAGES, strict=True)
     ]
-    return BatchPlan(
+    return plan_update(
+        mini_batches([sequences], size=mini_batch_size, unit="episode"),
         version=version,
         oldest_version=version - 1,
-        num_sequences=len(sequences),
-        num_sampled_tokens=sum(row.num_sampled_tokens for row in rows.values()),
-        shares=plan_shares(sequences, num_ranks=num_ranks, max_tokens=max_tokens),
+        num_ranks=num_ranks,
+        max_tokens=max_tokens,
+        cost=SequenceCost(),
     )
 
 
@@ -60,30 +67,50 @@ def section(**settings: Any) -> TrainerSection:
 
 def learn(model_path: Path, trainer: TrainerSection, *, max_tokens: int) -> tuple[Learned, dict[str, torch.Tensor], Learner]:
     """The update, and the gradient by parameter name that its last step applied."""
-    learner = Learner(build_engine(load_policy(model_path, trainer), trainer), trainer, seed=0)
+    engine = build_engine(load_policy(model_path, trainer, is_sharded=uses_zero_3(trainer)), trainer)
+    reference = load_reference(trainer, model_path=model_path, device=engine.device)
+    learner = Learner(engine, trainer, seed=0, reference=reference)
     gradients: dict[str, torch.Tensor] = {}
     step = learner.engine.step
 
     def catch_gradients_and_step() -> None:
         for name, parameter in learner.policy.causal_lm.named_parameters():
-            gradients[name] = safe_get_full_grad(parameter).clone()
+            if parameter.requires_grad:
+                gradients[name] = safe_get_full_grad(parameter).clone()
         step()
 
     learner.engine.step = catch_gradients_and_step
     rows = batch()
-    learned = learner.learn(plan(rows, num_ranks=ranks.count(), max_tokens=max_tokens), rows)
+    learned = learner.learn(
+        plan(rows, num_ranks=ranks.count(), max_tokens=max_tokens, mini_batch_size=trainer.ppo_mini_batch_size), rows
+    )
     return learned, gradients, learner
 
 
 def main(arguments: list[str]) -> None:
-    """Args: model path, JSON list of trainer settings, token limit, where rank 0 puts a result for each of the settings."""
+    """Args: model path, JSON list of trainer settings, token limit, where rank 0 puts a result for each of the
+    settings, and beside it a run directory for each with a checkpoint."""
     model_path, settings, max_tokens, output = arguments
     torch.set_num_threads(1)
     start_ranks(timeout=timedelta(seconds=100))
     results = []
-    for each in json.loads(settings):
-        learned, gradients, _ = learn(Path(model_path), section(**each), max_tokens=int(max_tokens))
-        results.append({"loss": learned.measures.loss, "grad_norm": learned.grad_norm, "gradients": gradients})
+    for index, each in enumerate(json.loads(settings)):
+        learned, gradients, learner = learn(Path(model_path), section(**each), max_tokens=int(max_tokens))
+        results.append(
+            {
+                "loss": learned.measures.loss,
+                "grad_norm": learned.grad_norm,
+                "gradients": gradients,
+                "weights": {name: weight.clone() for name, weight in learner.policy.named_weights()},
+            }
+        )
+        run_directory = Path(output).parent / str(index)
+        fingerprint = learner.policy.fingerprint()
+        checkpoints = Checkpoints(run_directory, keep=1, fingerprint=fingerprint, model_path=Path(model_path))
+        checkpoints.save({POLICY: learner.engine}, 1, [], ledger=LedgerState(0, {}), components={})
+        saved = checkpoints.wait()
+        assert saved is not None
+        assert saved.problem is None
     if ranks.rank() == 0:
         torch.save(results, output)
     torch.distributed.destroy_process_group()

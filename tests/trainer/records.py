@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shared.ledger import GroupRecord
-from shared.trajectory import Outcome, Timings, Trajectory
+from shared.trajectory import Outcome, Timings, Trajectory, Turn
 from shared.versions import VersionSpan
 from trainer.assembly import Episode
 
@@ -25,6 +25,7 @@ def trajectory(
     logprobs: Sequence[float] | None = None,
     token_ids: Sequence[int] | None = None,
     outcome: Outcome = Outcome.COMPLETED,
+    turns: Sequence[Turn] = (),
 ) -> Trajectory:
     """An episode with loss mask `mask`, its sampled tokens all of one version."""
     num_tokens = len(mask)
@@ -45,7 +46,7 @@ def trajectory(
         logprob_bytes=values.astype("<f4").tobytes(),
         version_spans=(VersionSpan(0, num_tokens, version),) if num_tokens else (),
         temperature=temperature,
-        turns=(),
+        turns=tuple(turns),
         reward=reward,
         reward_parts={},
         outcome=outcome,
@@ -68,7 +69,13 @@ def recorded(group: GroupRecord, sample_index: int, *, reward: float = 0.0, vers
 
 
 def episode(
-    group_id: str, sample_index: int, *, group_size: int = 2, oldest_version: int | None = 0, is_trainable: bool = True
+    group_id: str,
+    sample_index: int,
+    *,
+    group_size: int = 2,
+    oldest_version: int | None = 0,
+    is_trainable: bool = True,
+    turn_rewards: Sequence[float] | None = None,
 ) -> Episode:
     return Episode(
         entry_id=f"{group_id}/{sample_index}",
@@ -78,7 +85,9 @@ def episode(
         sample_index=sample_index,
         num_tokens=10,
         sampled_by_version=() if oldest_version is None else ((oldest_version, 4),),
-        reward=float(sample_index),
+        reward=float(sample_index) if turn_rewards is None else sum(turn_rewards),
+        turn_rewards=(float(sample_index),) if turn_rewards is None else tuple(turn_rewards),
+        state_fingerprints=("",) * (1 if turn_rewards is None else len(turn_rewards)),
         timings=Timings(1.0, 2.0, 4.0, 1.0),
         is_trainable=is_trainable,
     )

@@ -9,9 +9,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shared.trajectory import Timings
-from trainer.advice import BOTTLENECKS, MIN_UPDATES, Kind, Setup, Throughput, advise
+from trainer.advice import MIN_UPDATES, Kind, Setup, Throughput, advise
 from trainer.pipeline import EngineSeconds, Stretch
 
+BOTTLENECKS = {
+    Kind.TO_ROLLOUTS,
+    Kind.MORE_ENGINES,
+    Kind.TO_TRAINING,
+    Kind.MORE_TRAINING,
+    Kind.HIGHER_RATIO,
+    Kind.MORE_CONCURRENCY,
+    Kind.FASTER_ENVIRONMENT,
+    Kind.FALLEN_BACK,
+}
 SETUP = Setup(
     num_engines=8,
     gpus_per_engine=1,
@@ -90,6 +100,12 @@ def test_on_a_cpu_no_gpus_are_counted():
     assert one.text.endswith("generation would have to be 1.7 times as fast to keep training busy")
     one = only(advise(stretch(update_s=10, train_s=10, idle=0.5, num_engines=1), setup))
     assert one.text.endswith("training would have to be 2.0 times as fast to keep them busy")
+
+
+def test_training_that_takes_no_time_is_no_division_by_zero():
+    setup = dataclasses.replace(SETUP, has_gpus=False, num_engines=1, trainer_gpus=1)
+    one = only(advise(stretch(update_s=1, wait_s=1, train_s=0, num_engines=1), setup))
+    assert one.text.endswith("generation would have to be 99.0 times as fast to keep training busy")
 
 
 def test_taking_turns_is_answered_with_a_ratio_of_1():

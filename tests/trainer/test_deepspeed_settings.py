@@ -40,13 +40,28 @@ def test_unknown_settings_pass_through():
         ({"bf16": {"enabled": True}}, r"trainer.deepspeed.bf16.enabled is True where .* make it False"),
         ({"gradient_clipping": 2.0}, r"gradient_clipping is 2.0 where .* make it 1.0"),
         ({"gradient_accumulation_steps": 4}, r"gradient_accumulation_steps is 4 where .* make it 1"),
-        ({"zero_optimization": {"stage": 3}}, r"stage must be 1 or 2, got 3"),
-        ({"scheduler": {"type": "WarmupLR"}}, r"must not have a scheduler, got .*warmup_updates"),
+        ({"zero_optimization": {"stage": 0}}, r"stage must be 1, 2 or 3, got 0"),
     ],
 )
 def test_a_contradiction_names_both_values(user, sentence):
     with pytest.raises(ConfigurationError, match=sentence):
         settings(user)
+
+
+@pytest.mark.parametrize(
+    ("ours", "sentence"),
+    [
+        ({"warmup_updates": 3}, r"scheduler is \{'type': 'WarmupLR'\} where trainer.warmup_updates=3 makes a schedule too"),
+        ({"learning_rate_schedule": "cosine"}, r"where trainer.learning_rate_schedule='cosine' makes a schedule too"),
+    ],
+)
+def test_two_schedules_contradict_each_other(ours, sentence):
+    with pytest.raises(ConfigurationError, match=sentence):
+        settings({"scheduler": {"type": "WarmupLR"}}, **ours)
+
+
+def test_a_scheduler_of_deepspeeds_passes_through_where_ours_is_constant():
+    assert settings({"scheduler": {"type": "WarmupLR"}})["scheduler"] == {"type": "WarmupLR"}
 
 
 def test_agreement_and_auto_are_no_contradiction():

@@ -4,6 +4,7 @@ import json
 import signal
 
 import httpx
+import msgspec
 import pytest
 
 from shared.configuration import EvaluationSection
@@ -21,6 +22,10 @@ REPLY = {
 class Notes:
     def __init__(self):
         self.texts = []
+        self.evaluations = []
+
+    def evaluation(self, evaluation):
+        self.evaluations.append(evaluation)
 
     def note(self, text):
         self.texts.append(text)
@@ -75,9 +80,13 @@ def test_before_the_first_update_every_second_and_after_the_last(evaluations):
     assert due == [0, 2, 4, 5]
 
 
-def test_sampled_and_greedy_are_recorded_and_transcripts_written(evaluations, tmp_path):
+def test_sampled_and_greedy_are_recorded_and_transcripts_written(evaluations, notes, tmp_path):
     subject = evaluations()
     subject.run_if_due(0, StopSignal())
+    assert [(told.version, told.greedy, msgspec.to_builtins(told.results)) for told in notes.evaluations] == [
+        (0, False, REPLY["results"]),
+        (0, True, REPLY["results"]),
+    ]
     assert [request["greedy"] for request in subject.requests] == [False, True]
     assert subject.requests[0] == {"num_episodes": 8, "greedy": False, "environments": None, "transcripts": 3}
     assert [(line["version"], line["greedy"], line["results"]) for line in recorded(tmp_path)] == [

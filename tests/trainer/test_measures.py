@@ -5,27 +5,33 @@ import math
 import pytest
 import torch
 
-from shared.errors import TrainingError
-from trainer.measures import Measures, MeasureSums
-from trainer.mismatch import MismatchCheck
+from tests.trainer.micro_batches import micro_batch
+from trainer.corrections import Correction
+from trainer.losses import PolicyLoss
+from trainer.measures import MeasureSums
 
 
-def measured(log_ratios, *, on_policy=True, clipped=None):
+def measured(log_ratios, *, on_policy=True, clipped=False, weights=None, kl=0.0):
+    """Micro-batches of one sampled token, with a masked one before it that must count nowhere."""
     sums = MeasureSums(torch.device("cpu"))
     for index, value in enumerate(log_ratios):
+        weight = 1.0 if weights is None else weights[index]
         sums.add(
             loss=torch.tensor(0.5),
+            rows=micro_batch([[False, True]], on_policy=[[on_policy]]),
             log_ratio_BT=torch.tensor([[99.0, value]]),
-            is_clipped_BT=torch.tensor([[True, bool(clipped and clipped[index])]]),
-            loss_mask_BT=torch.tensor([[False, True]]),
-            is_on_policy_B1=torch.tensor([[on_policy]]),
+            policy_loss=PolicyLoss(torch.zeros(1, 2), torch.tensor([[True, clipped and index == 1]])),
+            correction=Correction(
+                torch.tensor([[9.0, weight]]), torch.tensor([[True, weight == 2]]), torch.tensor([[True, weight == 0]])
+            ),
+            kl_BT=torch.tensor([[99.0, kl]]),
         )
     return sums.reduce()
 
 
 def test_measures_by_hand(one_rank):
     # Ratios 1 and 3 of two tokens, the second clipped; the masked token counts nowhere.
-    measures = measured([0.0, math.log(3)], clipped=[False, True])
+    measures = measured([0.0, math.log(3)], clipped=True)
     assert measures.loss == pytest.approx(1.0)
     assert measures.clip_fraction == pytest.approx(0.5)
     assert measures.mean_ratio == pytest.approx(2.0, rel=1e-5)
@@ -46,23 +52,7 @@ def test_stale_episodes_say_nothing_about_the_engine(one_rank):
     assert measures.logprob_mismatch_mean is None
 
 
-def measures_with(mismatch):
-    return Measures(0.0, 0.0, 1.0, 1.0, 0.0, mismatch, mismatch)
-
-
-def test_first_comparable_batch_decides():
-    check = MismatchCheck(max_mean_mismatch=0.1)
-    check.judge(measures_with(None))
-    with pytest.raises(TrainingError, match=r"differ by 0.2 on average"):
-        check.judge(measures_with(0.2))
-
-
-def test_later_batches_are_not_judged():
-    check = MismatchCheck(max_mean_mismatch=0.1)
-    check.judge(measures_with(0.05))
-    check.judge(measures_with(0.2))
-
-
-def test_a_policy_that_yields_nan_is_refused():
-    with pytest.raises(TrainingError, match="nan on average"):
-        MismatchCheck(max_mean_mismatch=0.1).judge(measures_with(math.nan))
+def test_corrections_and_the_reference_are_measured_by_hand(one_rank):
+    measures = measured([0.0] * 4, weights=[2.0, 0.0, 0.0, 1.0], kl=0.25)
+    assert (measures.truncated_fraction, measures.dropped_fraction, measures.mean_weight) == (0.25, 0.5, 0.75)
+    assert measures.kl_reference == 0.25

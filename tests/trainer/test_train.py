@@ -1,94 +1,15 @@
 """The trainer as a process: its command line, its files, and what it leaves when it is stopped or killed."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from shared.ledger import TrainingLedger
-from tests.trainer.run_support import AcceptingHub, InstantAgents
-
-BATCH_GROUPS, GROUP_SIZE = 3, 2
-
-
-@pytest.fixture
-def hub():
-    with AcceptingHub() as hub:
-        thread = threading.Thread(target=hub.serve_forever)
-        thread.start()
-        yield hub
-        hub.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def agents(redis_url, keys):
-    agents = InstantAgents(redis_url, keys, group_size=GROUP_SIZE, batch_groups=BATCH_GROUPS, async_generation_ratio=1.0)
-    agents.start()
-    yield agents
-    agents.stop()
-
-
-@pytest.fixture
-def run_file(tmp_path, model_path, redis_url, keys, hub):
-    """The run file of a small run; its folder is the run directory."""
-    path = tmp_path / "run.yaml"
-    path.write_text(
-        json.dumps(
-            {
-                "run": {"id": keys.run_id, "directory": str(tmp_path), "model_path": str(model_path)},
-                "redis": {"url": redis_url},
-                "rollout": {"rollout_batch_size": BATCH_GROUPS, "num_return_sequences_in_group": GROUP_SIZE},
-                "engines": {"device": "cpu", "dtype": "float32"},
-                "inference_hub": {"url": hub.address},
-                "trainer": {
-                    "num_updates": 4,
-                    "dtype": "float32",
-                    "learning_rate": 1e-4,
-                    "max_logprob_mismatch": 100.0,
-                    "generation_timeout_s": 60,
-                    "weight_push": {"backend": "gloo", "timeout_s": 30},
-                    "checkpoint": {"every_updates": 2},
-                },
-            }
-        )
-    )
-    return path
-
-
-@pytest.fixture
-def start(repository):
-    """Starts trainers, and ends those that still run."""
-    processes = []
-
-    def start(run_file: Path, *overrides: str, launcher=(sys.executable,)) -> subprocess.Popen:
-        command = [*launcher, str(repository / "trainer" / "train.py"), "--config", str(run_file)]
-        for override in overrides:
-            command += ["--set", override]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        environment.pop("LOCAL_RANK", None)
-        processes.append(
-            subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-            )
-        )
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+from tests.trainer.run_support import BATCH_GROUPS, GROUP_SIZE, finished, lines, living_lineage
 
 
 def wait_for_update(process, number):
@@ -97,16 +18,6 @@ def wait_for_update(process, number):
         if line.startswith(f"update {number}/"):
             return
     pytest.fail(f"the trainer ended before update {number}: {process.stderr.read()}")
-
-
-def finished(process):
-    output, errors = process.communicate(timeout=200)
-    return process.returncode, output, errors
-
-
-def living_lineage(run_directory):
-    """Groups by version, the later line of a version counting."""
-    return {line["version"]: line["group_ids"] for line in lines(run_directory / "lineage.jsonl")}
 
 
 def test_help_shows_examples(repository):
@@ -129,6 +40,44 @@ def test_bad_input_is_one_sentence_and_status_2(start, run_file, override, sente
     assert status == 2
     assert len(said) == 1
     assert sentence in said[0]
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(240)
+def test_a_run_with_a_critic_is_stopped_and_goes_on_with_it(start, run_file, agents):
+    settings = ("trainer.adv_estimator=gae", "trainer.critic={warmup_updates: 1}", "trainer.kl={coefficient: 0.1, place: reward}")
+    status, _, errors = finished(start(run_file, *settings, "trainer.num_updates=2"))
+    assert status == 0, errors
+    folder = run_file.parent / "checkpoints" / "v00002" / "deepspeed"
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"policy", "critic"}
+    status, _, errors = finished(start(run_file, *settings, "trainer.num_updates=3"))
+    assert status == 0, errors
+    metrics = lines(run_file.parent / "metrics.jsonl")
+    assert [line["version"] for line in metrics] == [1, 2, 3]
+    assert [line["learning_rate"] for line in metrics] == [0, 1e-4, 1e-4], "the first update warms the critic up"
+    assert all(line["value_loss"] > 0 and line["value_grad_norm"] > 0 for line in metrics)
+    status, _, errors = finished(start(run_file, "trainer.num_updates=4"))
+    assert status == 2
+    assert "must be of the model" in errors
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(240)
+def test_a_run_with_corrections_and_an_adaptive_kl_goes_on_with_its_coefficient(start, run_file, agents):
+    settings = (
+        "trainer.pg_variant=decoupled_ppo",
+        "trainer.ppo_epochs=2",
+        "trainer.correction={action: mask, level: geometric, low: 0.01, high: 100, batch_normalise: true}",
+        "trainer.kl={coefficient: 0.1, controller: adaptive, target: 100, horizon: 40}",
+    )
+    status, _, errors = finished(start(run_file, *settings, "trainer.num_updates=2"))
+    assert status == 0, errors
+    status, _, errors = finished(start(run_file, *settings, "trainer.num_updates=3"))
+    assert status == 0, errors
+    metrics = lines(run_file.parent / "metrics.jsonl")
+    factor = 1 - 0.2 * BATCH_GROUPS * GROUP_SIZE / 40
+    assert [line["kl_coefficient"] for line in metrics] == pytest.approx([0.1, 0.1 * factor, 0.1 * factor**2])
+    assert all(0 < line["kl_reference"] < 100 for line in metrics)
 
 
 @pytest.mark.stack

@@ -128,6 +128,7 @@ BAD_REQUESTS = [
     ("POST", "/evaluations", {"num_episodes": 0}, 422, "num_episodes: Expected `int` >= 1, got 0"),
     ("POST", "/evaluations", {"num_episodes": 1, "environments": ["calculator"]}, 422, "evaluation_tasks"),
     ("POST", "/evaluations", {"num_episodes": 1, "environments": ["calc"]}, 404, "did you mean 'calculator'?"),
+    ("POST", "/evaluations", {"num_episodes": 1, "transcripts": -1}, 422, "transcripts: Expected `int` >= 0, got -1"),
     ("POST", "/evaluations/episodes", {"num_episodes": 0}, 422, "num_episodes: Expected `int` >= 1, got 0"),
     ("POST", "/evaluations/episodes", {"num_episodes": 1, "environments": ["calc"]}, 404, "did you mean 'calculator'?"),
 ]

@@ -8,6 +8,8 @@ from services.env_agents.operations import DATASET_ENVIRONMENT, DESCRIBED, OPENE
 from services.env_agents.schemas import field_descriptions
 from shared.environment_spec import EnvironmentSpec
 from tests.services.openapi_walk import gaps, operations
+from trainer.advice import Setup, advise
+from trainer.pipeline import EngineSeconds, Stretch
 
 REGISTER = ("post", "/environments")
 CHANGE = ("patch", "/environments/{name}")
@@ -72,6 +74,30 @@ async def test_every_example_of_an_evaluation_runs(http, summary):
 def test_examples_of_answers_are_what_the_types_encode():
     for example, of in ((DESCRIBED, EnvironmentDescription), (STATUS, Status), (ROLLOUT, RolloutDescription)):
         assert msgspec.to_builtins(msgspec.convert(example, of), builtin_types=()) == example
+
+
+def test_the_example_of_advice_is_what_such_a_run_is_told():
+    """On 8 engines and 8 ranks."""
+    shown, num_gpus = STATUS["pipeline"], 8
+    ready_s = num_gpus * shown["updates"] * shown["update_s"]
+    update_s = shown["updates"] * shown["update_s"]
+    measured = Stretch(
+        num_updates=shown["updates"],
+        update_s=update_s,
+        wait_s=shown["wait_share"] * update_s,
+        train_s=(1 - shown["trainer_idle_share"]) * update_s,
+        engines=EngineSeconds(ready_s, shown["engine_idle_share"] * ready_s, shown["engine_utilisation"] * ready_s, ready_s),
+    )
+    setup = Setup(
+        num_engines=num_gpus,
+        gpus_per_engine=1,
+        trainer_gpus=num_gpus,
+        has_gpus=True,
+        async_generation_ratio=STATUS["books"]["async_generation_ratio"],
+        on_stale="mask",
+        max_concurrent_episodes=None,
+    )
+    assert tuple(advice.text for advice in advise(measured, setup)) == shown["advice"]
 
 
 def test_every_refusal_that_has_a_status_of_its_own_is_documented():

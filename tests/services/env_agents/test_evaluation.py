@@ -6,6 +6,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from services.env_agents import evaluation
 from services.env_agents.evaluation import Evaluator
 from services.env_agents.registry import UnknownEnvironmentError
 from shared import trajectory as trajectories
@@ -105,6 +106,21 @@ async def test_whoever_stops_listening_ends_what_still_plays(evaluator, hub, cal
     assert holds == ["held", "released"]
     assert calculator.slots.num_claimed == 0
     answering.set()
+
+
+async def test_whoever_reads_slowly_holds_up_new_episodes(evaluator, hub, calculator, monkeypatch):
+    monkeypatch.setattr(evaluation, "_MAX_UNREAD", 1)
+    request = EvaluationRequest(num_episodes=6)
+    async with contextlib.aclosing(evaluator.lines(evaluator.plan(request), request)) as lines:
+        await anext(lines)
+        await anext(lines)
+        async with asyncio.timeout(60):
+            while len(hub.requests) < 4:  # noqa: ASYNC110 - what it waits for is on the other side of a socket
+                await asyncio.sleep(0)
+        for _ in range(500):
+            await asyncio.sleep(0)
+        assert len(hub.requests) == 4, "one is read, one waits to be, and two keep the places"
+        assert len([line async for line in lines]) == 5
 
 
 async def test_evaluation_that_cannot_begin_is_no_end_without_a_word(registry, agent, renderer, calculator):

@@ -87,6 +87,9 @@ def test_evaluation_is_scored_if_each_environment_has_an_episode_that_says_somet
     broken = environment_result(episodes((Outcome.ENVIRONMENT_ERROR, 0.0, "no")))
     assert evaluation(result).is_scored
     assert not evaluation(broken).is_scored
+    [late] = episodes((Outcome.TIMEOUT, -1.0, "a step took 60 s"))
+    assert not evaluation(environment_result([late])).is_scored
+    assert evaluation(environment_result([msgspec.structs.replace(late, has_stated_reward=True)])).is_scored
 
 
 def test_overview_off_a_terminal_is_lines(result):
