@@ -126,6 +126,8 @@ class WeightUpdates:
         await self._require_only_trainer(epoch, master)
         if self.update is not None:
             self._fail(self.update, f"a trainer of epoch {epoch} formed a new weight group")
+        # Whom a failed update lost or blames is known when its clean-up is through.
+        await self._let_go_settled()
         engines = self._registry.live
         if engine_ids is not None:
             engines = [engine for engine in engines if engine.id in engine_ids]
@@ -134,7 +136,6 @@ class WeightUpdates:
         for group in self.groups.values():
             if group.formed is not None:
                 group.formed.cancel()
-        await self._let_go_settled()
         group = plan_group(epoch, master, engines, is_for_all=engine_ids is None)
         self.groups = {other.name: other for other in self.groups.values() if other.is_ready and other.is_current(other.engines)}
         self.groups[group.name] = group
