@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-compose lint format lock bench-hub bench-async bench-trainer bench-learning clean
+.PHONY: help install demo test test-compose lint format lock bench-hub bench-weights bench-async bench-trainer bench-learning clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -74,6 +74,9 @@ lock: install ## choose the images' packages anew: what the tests run with in .v
 
 bench-hub: install ## what the hub adds to a generate call
 	@$(BIN)/python -m benchmarks.hub_latency
+
+bench-weights: install ## what a weight update costs on real engines (about 8 minutes)
+	@$(BIN)/python -m benchmarks.weights
 
 bench-async: install ## what asynchrony gains over synchronous training, under virtual time (about 8 minutes)
 	@$(BIN)/python -m benchmarks.asynchrony

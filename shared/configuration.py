@@ -24,6 +24,7 @@ from shared.names import Name
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
+WeightTransport = Literal["broadcast", "disk", "tensor"]
 
 ADDRESS_VARIABLES: Mapping[str, str] = {
     "HEADRACE_REDIS_URL": "redis.url",
@@ -165,11 +166,23 @@ class EvaluationSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class WeightPushSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    transport: WeightTransport = "broadcast"
+    """broadcast: from rank 0 over `backend`. disk: safetensors in `directory`, for engines across a slow link. tensor: engines on
+    the trainer's own node map rank 0's memory, of the GPU or of the machine."""
+    directory: str | None = None
+    """With transport: disk, a folder that trainer and engines see under the same path."""
     backend: Literal["gloo", "nccl"] = "nccl"
     bucket_mib: PositiveInt = 512
+    """Up to two buckets are in memory at a time, beside the model."""
     mode: Literal["in_place", "retract"] = "in_place"
     """What running requests do: keep their KV cache, or recompute it under the new weights."""
-    timeout_s: PositiveFloat = 300.0
+    rolling_groups: PositiveInt = 1
+    """Above 1, engines are updated in so many groups by turns, and the others go on generating."""
+    verify_every: PositiveInt = 50
+    """Checksums of the engines' weights are compared with the trainer's on the first update, every so many, and after a failure."""
+    timeout_s: PositiveFloat = 120.0
+    """Longest wait for a group to form, and for one bucket. Below inference_hub.weight_update_timeout_s, so that engines which wait
+    for one that hangs are let go before the hub gives them up too."""
 
 
 class LoraSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -288,6 +301,12 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ValueError(
                 f"rollout.async_generation_ratio must be a finite number >= 0, got {self.rollout.async_generation_ratio}; "
                 "it bounds the stream"
+            )
+        push = self.trainer.weight_push
+        if (push.transport == "disk") != (push.directory is not None):
+            raise ValueError(
+                "trainer.weight_push.directory must be given with transport: disk and only then, got "
+                f"{push.directory!r} with transport: {push.transport}; give a folder that trainer and engines share"
             )
 
     def _check_advantages(self) -> None:

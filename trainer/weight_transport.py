@@ -1,20 +1,17 @@
-"""Weights as bytes, and the process group that carries them to the engines.
+"""The process group that carries weights to the engines, for NCCL and gloo alike.
 
-The layout and the rendezvous are SGLang 0.5.23's: a bucket is one uint8 tensor with the named tensors' bytes one after the other
-(`load_format: flattened_bucket`); the group is made as its `init_custom_process_group` does, over a TCP store with the group's
-name as prefix, beside the default group. gloo and NCCL take the same path.
+The rendezvous is SGLang 0.5.23's: the group is made as its `init_custom_process_group` does, over a TCP store with the group's name
+as prefix, beside the default group.
 """
 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 import psutil
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
@@ -24,46 +21,6 @@ from shared.errors import WeightUpdateError
 POLL_S = 0.0005
 CLOSE_TIMEOUT_S = 5.0
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Named tensors that travel in one broadcast, in order. `data` [bytes] uint8."""
-
-    names: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    """torch's names without the `torch.` prefix."""
-    shapes: tuple[tuple[int, ...], ...]
-    data: Tensor
-
-
-def flatten(weights: Iterable[tuple[str, Tensor]], *, dtype: torch.dtype, bucket_bytes: int, device: torch.device) -> list[Bucket]:
-    """`weights` in `dtype` as buckets of at most `bucket_bytes`, copied to `device`. A larger tensor is a bucket of its own."""
-    return [_bucket(group, dtype, device) for group in _by_bytes(weights, dtype.itemsize, bucket_bytes)]
-
-
-def _by_bytes(weights: Iterable[tuple[str, Tensor]], itemsize: int, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    group: list[tuple[str, Tensor]] = []
-    used = 0
-    for name, weight in weights:
-        size = weight.numel() * itemsize
-        if group and used + size > bucket_bytes:
-            yield group
-            group, used = [], 0
-        group.append((name, weight))
-        used += size
-    if group:
-        yield group
-
-
-def _bucket(weights: list[tuple[str, Tensor]], dtype: torch.dtype, device: torch.device) -> Bucket:
-    parts = [weight.to(device=device, dtype=dtype).flatten().view(torch.uint8) for _, weight in weights]
-    return Bucket(
-        names=tuple(name for name, _ in weights),
-        dtypes=(str(dtype).removeprefix("torch."),) * len(weights),
-        shapes=tuple(tuple(weight.shape) for _, weight in weights),
-        data=torch.cat(parts),
-    )
 
 
 def listen(address: str, *, timeout: timedelta) -> TCPStore:
@@ -136,7 +93,7 @@ class WeightGroup:
         """Leaves the group; a pending broadcast is aborted."""
         distributed_c10d._abort_process_group(self._group)
         last_reference = [self._group]
-        del self._group
+        del self._group, self._store
         # gloo cannot abort: the group's destructor waits for a peer that hangs until the group's own deadline. Waiting for one
         # that does not hang matters: a process that exits while the destructor runs is aborted by the C++ runtime.
         closing = threading.Thread(target=last_reference.clear, name=f"close-{self.name}", daemon=True)

@@ -32,6 +32,10 @@ class EngineTimeoutError(EngineError):
     """It did not answer a control call in time: its scheduler is busy, or hangs."""
 
 
+class EngineRefusedError(EngineError):
+    """It answered a control call with a refusal, in its own words."""
+
+
 class ModelInfo(msgspec.Struct, frozen=True):
     """`GET /model_info`: answered by SGLang's HTTP process, so also while generation is paused."""
 
@@ -51,6 +55,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """`GET /server_info`: asks the scheduler, so it waits while one is busy."""
 
     version: str
+    model_path: str = ""
     tp_size: int = 1
     dp_size: int = 1
     disable_overlap_schedule: bool = False
@@ -108,11 +113,12 @@ class EngineClient:
         status, _ = await self._request("GET", "ready", None, timeout_s)
         return status == 200
 
-    async def post(self, path: str, payload: Mapping[str, Any], *, timeout_s: float) -> None:
-        """A control call. Raises: EngineError with the engine's own words if it refuses."""
+    async def post(self, path: str, payload: Mapping[str, Any], *, timeout_s: float) -> bytes:
+        """A control call; the answer's body. Raises: EngineRefusedError with the engine's own words, EngineError."""
         status, body = await self._request("POST", path, msgspec.json.encode(payload), timeout_s)
         if status != 200:
-            raise EngineError(f"engine {self.url} must accept /{path}, answered {status}: {_message(body)}")
+            raise EngineRefusedError(f"engine {self.url} must accept /{path}, answered {status}: {_message(body)}")
+        return body
 
     async def _get(self, path: str, struct: type[StructT], timeout_s: float) -> StructT:
         status, body = await self._request("GET", path, None, timeout_s)

@@ -125,8 +125,8 @@ class GenerateEndpoint:
 
     async def _attempt(self, call: Call, engine: Engine) -> Reply | None:
         rid = uuid.uuid4().hex
-        in_force = self._registry.in_force
-        body = call.begin(rid=rid, epoch=in_force.epoch, version=in_force.version)
+        weights = engine.weights
+        body = call.begin(rid=rid, epoch=weights.epoch, version=weights.version)
         cost_tokens = call.cost_tokens
         engine.begin_call(cost_tokens)
         try:

@@ -16,6 +16,7 @@ from services.inference_hub.gate import Gate
 from services.inference_hub.generate import GenerateEndpoint
 from services.inference_hub.metrics import Metrics
 from services.inference_hub.probes import Prober
+from services.inference_hub.update_store import UpdateStore
 from services.inference_hub.weight_updates import WeightUpdates
 from shared.configuration import Configuration
 from shared.errors import EngineError, HeadraceError
@@ -48,9 +49,12 @@ class Hub:
         self.run_id = configuration.run.id
         self._drain_timeout_s = section.generate_timeout_s
         self.gate = Gate()
-        self.registry = EngineRegistry(redis, Keys(configuration.run.id), self.gate)
+        keys = Keys(configuration.run.id)
+        self.registry = EngineRegistry(redis, keys, self.gate)
         self.metrics = Metrics(self.registry, self.gate)
-        self.updates = WeightUpdates(self.registry, self.gate, self.metrics, tasks, timeout_s=section.weight_update_timeout_s)
+        self.updates = WeightUpdates(
+            self.registry, UpdateStore(redis, keys), self.metrics, tasks, timeout_s=section.weight_update_timeout_s
+        )
         self.prober = Prober(
             self.registry, self.metrics, interval_s=section.probe_interval_s, engine_version=section.engine_version
         )
@@ -153,6 +157,7 @@ async def open_hub(configuration: Configuration, redis: Redis) -> AsyncIterator[
         async with asyncio.TaskGroup() as tasks:
             hub = Hub(configuration, redis, tasks)
             await hub.registry.load()
+            await hub.updates.load()
             hub.watch_all()
             for url in configuration.engines.urls:
                 await hub.expect(url)

@@ -48,9 +48,12 @@ class Metrics:
         self.weight_updates = Counter(
             "headrace_hub_weight_updates", "Weight updates that ended, by outcome.", ["outcome"], registry=into
         )
+        self.checksum_mismatches = Counter(
+            "headrace_hub_checksum_mismatches", "Engines whose weights were not what the trainer sent.", registry=into
+        )
         self.weight_update_seconds = Histogram(
             "headrace_hub_weight_update_seconds",
-            "Seconds a committed weight update took, by step: pause_call, load, resume; pause is the time without generation.",
+            "Seconds of a committed weight update, by step: pause_call, load, verify, resume; pause: without generation.",
             ["step"],
             buckets=STEP_BUCKETS_S,
             registry=into,
@@ -73,7 +76,7 @@ class _RegistryCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         states = GaugeMetricFamily("headrace_hub_engines", "Registered engines, by state.", labels=["state"])
-        engine_states = [engine.state(self._registry.in_force) for engine in self._registry.by_id.values()]
+        engine_states = [self._registry.state_of(engine) for engine in self._registry.by_id.values()]
         for state in EngineState:
             states.add_metric([state], engine_states.count(state))
         yield states

@@ -78,6 +78,7 @@ class Prober:
         if can_generate and not await engine.client.is_ready(timeout_s=PROBE_TIMEOUT_S):
             await engine.client.post("continue_generation", {}, timeout_s=PROBE_TIMEOUT_S)
         engine.tensor_parallel_size = server.tp_size
+        engine.model_path = server.model_path
         engine.limits = Limits(server.max_running_calls, server.max_total_num_tokens)
         engine.is_overlapping = not server.disable_overlap_schedule
         engine.version = info.version

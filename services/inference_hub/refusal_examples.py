@@ -8,7 +8,7 @@ Sentences = Mapping[int, str]
 _UNKNOWN_ENGINE: Final = {404: "engine 3f1c9a0d5e77 must be registered, and is not; GET /engines lists those that are"}
 _UNKNOWN_UPDATE: Final = {404: "weight update 5d0b4c9e is not the current one; start one with POST /weight_updates"}
 _STALE_GROUP: Final = {
-    409: "weight group headrace-1763-ab12 is not the current one, there is none; form a new one with POST /weight_groups"
+    409: "weight group headrace-1763-ab12 is not a current one, those are: none; form a new one with POST /weight_groups"
 }
 _ENGINE_FAILED: Final = {502: "engine http://10.0.0.7:30000 must answer /pause_generation within 300 s, and did not"}
 _NO_REDIS: Final = {
@@ -28,6 +28,7 @@ REMOVE_ENGINE: Final[Sentences] = {
 }
 FORM_GROUP: Final[Sentences] = {
     409: "a weight group needs at least one live engine, got none; register one with POST /engines",
+    **_NO_REDIS,
     422: "POST /weight_groups: body.backend: Input should be 'gloo' or 'nccl', got 'mpi'; /docs shows what it takes",
 }
 AWAIT_GROUP: Final[Sentences] = {**_STALE_GROUP, **_ENGINE_FAILED}
@@ -35,6 +36,7 @@ BEGIN_UPDATE: Final[Sentences] = {
     **_STALE_GROUP,
     422: "POST /weight_updates: body.version: Input should be greater than or equal to 0, got -1; /docs shows what it takes",
     **_ENGINE_FAILED,
+    **_NO_REDIS,
 }
 LOAD_BUCKET: Final[Sentences] = {
     **_UNKNOWN_UPDATE,

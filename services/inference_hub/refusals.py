@@ -8,7 +8,14 @@ from fastapi.responses import JSONResponse
 from redis.exceptions import RedisError
 
 from services.inference_hub.hub import EngineBusyError, OtherRunError, UnknownEngineError
-from services.inference_hub.weight_updates import GroupStaleError, NoEngineError, UnknownUpdateError
+from services.inference_hub.weight_updates import (
+    AlreadyInForceError,
+    GroupStaleError,
+    NoEngineError,
+    NotNewerError,
+    OtherTrainerError,
+    UnknownUpdateError,
+)
 from shared.errors import EngineError, HeadraceError, WeightUpdateError
 
 
@@ -20,6 +27,9 @@ REFUSALS: Final[tuple[tuple[type[HeadraceError], int, str | None], ...]] = (
     (GroupStaleError, 409, "group_stale"),
     (NoEngineError, 409, "no_engine"),
     (UnknownUpdateError, 404, "unknown_update"),
+    (OtherTrainerError, 409, "other_trainer"),
+    (NotNewerError, 409, "not_newer"),
+    (AlreadyInForceError, 409, "already_in_force"),
     (WeightUpdateError, 409, None),
     (UnknownEngineError, 404, None),
     (EngineBusyError, 409, None),

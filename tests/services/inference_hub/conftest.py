@@ -50,6 +50,7 @@ class FakeEngine:
         self.requests: list[dict[str, Any]] = []
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.refusals: dict[str, str] = {}
+        self.checksums = {"w": "01"}
         self.hanging: set[str] = set()
         self.aborted = asyncio.Event()
         self.received = asyncio.Event()
@@ -145,8 +146,10 @@ class FakeEngine:
             self.is_paused = path == "pause_generation"
         if path in ("begin_weight_update", "end_weight_update"):
             self.in_session = path == "begin_weight_update"
-        if path == "update_weights_from_distributed" and payload["weight_version"] is not None:
+        if path.startswith("update_weights_from_") and payload["weight_version"] is not None:
             self.label = payload["weight_version"]
+        if path == "weights_checker":
+            return web.json_response({"success": True, "ranks": [{"checksums": self.checksums}]})
         return web.json_response({"success": True, "message": "Success"})
 
     def _refusal(self, path: str) -> str | None:
@@ -199,30 +202,33 @@ class Trainer:
     group_name: str = ""
     epoch: str = field(default="epoch-1")
 
-    async def form_group(self, epoch: str = "epoch-1") -> tuple[int, Any]:
+    async def form_group(self, epoch: str = "epoch-1", **options: Any) -> tuple[int, Any]:
         self.epoch = epoch
-        status, group = await self.served.post(
-            "/weight_groups", {"epoch": epoch, "master_address": "127.0.0.1", "master_port": self.port, "backend": "gloo"}
-        )
+        body = {"epoch": epoch, "master_address": "127.0.0.1", "master_port": self.port, "backend": "gloo", **options}
+        status, group = await self.served.post("/weight_groups", body)
         if status == 200:
             self.group_name = group["group_name"]
             await self.served.post(f"/weight_groups/{self.group_name}/ready")
         return status, group
 
-    async def begin(self, version: int, mode: str = "in_place") -> tuple[int, Any]:
-        return await self.served.post("/weight_updates", {"group_name": self.group_name, "version": version, "mode": mode})
+    async def begin(self, version: int, mode: str = "in_place", *, rolling: bool = False) -> tuple[int, Any]:
+        body = {"group_name": self.group_name, "version": version, "mode": mode, "rolling": rolling}
+        return await self.served.post("/weight_updates", body)
 
-    async def load(self, update_id: str, *, is_last: bool) -> tuple[int, Any]:
-        bucket = {"names": ["w"], "dtypes": ["float32"], "shapes": [[2]], "load_format": None, "is_last": is_last}
+    async def load(self, update_id: str, *, is_last: bool, **bucket: Any) -> tuple[int, Any]:
+        bucket = {"is_last": is_last, **(bucket or {"names": ["w"], "dtypes": ["float32"], "shapes": [[2]]})}
         return await self.served.post(f"/weight_updates/{update_id}/buckets", bucket)
 
-    async def push(self, version: int, mode: str = "in_place") -> tuple[int, Any]:
-        status, begun = await self.begin(version, mode)
+    async def push(
+        self, version: int, mode: str = "in_place", *, rolling: bool = False, checksums: dict[str, str] | None = None
+    ) -> tuple[int, Any]:
+        status, begun = await self.begin(version, mode, rolling=rolling)
         assert status == 200, begun
         for is_last in (False, True):
             status, loaded = await self.load(begun["update_id"], is_last=is_last)
-            assert status == 200, loaded
-        return await self.served.post(f"/weight_updates/{begun['update_id']}/commit")
+            if status != 200:
+                return status, loaded
+        return await self.served.post(f"/weight_updates/{begun['update_id']}/commit", {"checksums": checksums})
 
 
 class EngineStarter:

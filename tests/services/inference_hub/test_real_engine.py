@@ -12,8 +12,10 @@ from transformers import Qwen3ForCausalLM
 from shared.configuration import WeightPushSection
 from shared.errors import WeightUpdateError
 from trainer.hub_client import HubClient
+from trainer.weight_buckets import WeightSource, stream
+from trainer.weight_channels import layout
 from trainer.weight_push import WeightPusher
-from trainer.weight_transport import WeightGroup, flatten, listen
+from trainer.weight_transport import WeightGroup, listen
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -35,6 +37,10 @@ def pusher_of(served, mode: str = "in_place") -> WeightPusher:
         patience_s=TIMEOUT_S,
         notice=print,
     )
+
+
+def detached(model: Qwen3ForCausalLM) -> list[tuple[str, torch.Tensor]]:
+    return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
 
 
 def changed(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
@@ -75,12 +81,12 @@ async def synced(served, model: Qwen3ForCausalLM, mode: str = "in_place") -> Wei
     """Pushes the model as version 0, as a trainer does when it starts: earlier tests left the engine with other weights."""
     await served.wait_until(lambda: bool(served.hub.registry.live), description="the engine is alive")
     pusher = pusher_of(served, mode)
-    await asyncio.to_thread(pusher.push, list(model.named_parameters()), 0)
+    await asyncio.to_thread(pusher.push, WeightSource.of(detached(model)), 0)
     return pusher
 
 
 async def push(pusher: WeightPusher, model: Qwen3ForCausalLM, version: int) -> None:
-    await asyncio.to_thread(pusher.push, list(model.named_parameters()), version)
+    await asyncio.to_thread(pusher.push, WeightSource.of(detached(model)), version)
 
 
 async def test_an_answer_has_the_policys_logprobs(serve_hub, engine_url, model):
@@ -158,10 +164,12 @@ async def test_a_trainer_that_dies_in_a_broadcast_is_survived(serve_hub, engine_
         await asyncio.to_thread(hub.wait_group_ready, group.name)
         update_id = await asyncio.to_thread(hub.begin_update, group_name=group.name, version=1, mode="in_place")
         held = asyncio.create_task(served.generate(PROMPT, 8))
-        [bucket] = flatten(model.named_parameters(), dtype=torch.float32, bucket_bytes=2**30, device=torch.device("cpu"))
+        source = WeightSource.of(detached(model))
+        [bucket] = stream(source, dtype=torch.float32, bucket_bytes=2**30, device=torch.device("cpu"))
         group.close()
+        del store
         with pytest.raises(WeightUpdateError, match=engine_url):
-            await asyncio.to_thread(hub.load_bucket, update_id, bucket, is_last=True)
+            await asyncio.to_thread(hub.load_bucket, update_id, layout(bucket), is_last=True)
         assert not served.hub.registry.routable
         pusher = pusher_of(served)
         await push(pusher, model, 1)

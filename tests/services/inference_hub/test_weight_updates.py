@@ -236,7 +236,7 @@ async def test_an_engine_that_hangs_in_a_broadcast_does_not_hang_the_hub(serve_h
 
 async def test_an_engine_that_hangs_while_joining_is_left_out_of_the_next_group(serve_hub, start_engine, make_trainer):
     engines = [await start_engine() for _ in range(2)]
-    async with serve_hub(*(engine.url for engine in engines), weight_update_timeout_s=0.5) as served:
+    async with serve_hub(*(engine.url for engine in engines), weight_update_timeout_s=3.0) as served:
         await ready(served, 2)
         engines[1].hanging.add("init_weights_update_group")
         trainer = make_trainer(served)
