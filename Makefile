@@ -72,8 +72,8 @@ lock: install ## choose the images' packages anew: what the tests run with in .v
 	@$(LOCK) --generate-hashes --extra agents --extra cli --no-emit-package huggingface-hub --no-emit-package hf-xet > $(LOCKS)/env-agents.txt
 	@$(LOCK) --extra trainer --extra agents --extra examples --extra cli | grep -vE '^($(WITH_TORCH))' > $(LOCKS)/trainer.txt
 
-bench-hub: install ## what the hub adds to a generate call
-	@$(BIN)/python -m benchmarks.hub_latency
+bench-hub: install ## the hub beside smg and sglang-router (about 10 minutes on an idle machine)
+	@$(BIN)/python -m benchmarks.hub
 
 bench-weights: install ## what a weight update costs on real engines (about 8 minutes)
 	@$(BIN)/python -m benchmarks.weights

@@ -115,9 +115,17 @@ class InferenceHubSection(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """Total deadline of one generate call, retries and weight updates included."""
     max_attempts: PositiveInt = 4
     """Engines tried for one generate call before the caller sees an error."""
+    max_waiting_calls: PositiveInt = 65_536
+    """Calls that wait in the hub for an engine; one more is answered 429."""
+    segment_tokens: PositiveInt | None = None
+    """A longer generation is asked for in pieces of so many tokens: what an engine that dies takes with it. None: in one piece."""
+    routing: Literal["affinity", "least_tokens", "round_robin", "power_of_two"] = "affinity"
+    """affinity: an episode stays with the engine whose cache holds its prefix, until that is overloaded."""
     probe_interval_s: PositiveFloat = 2.0
     weight_update_timeout_s: PositiveFloat = 300.0
     """Deadline of each step of a weight update."""
+    engine_hosts: tuple[str, ...] = ("*",)
+    """Hosts at which POST /engines admits engines: names, patterns such as *.cluster.local, networks such as 10.0.0.0/8."""
     engine_version: str = "0.5.23"
     """SGLang version every engine must have; `any` accepts all."""
 

@@ -8,11 +8,11 @@ A URL with its password is made where a client is made, and goes nowhere else: w
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
 from shared.errors import ConfigurationError
+from shared.secret_values import read_secret
 
 PASSWORD_VARIABLE: Final = "HEADRACE_REDIS_PASSWORD"  # noqa: S105 - a name
 PASSWORD_FILE_VARIABLE: Final = "HEADRACE_REDIS_PASSWORD_FILE"  # noqa: S105 - a name
@@ -47,7 +47,7 @@ def password(url: str, environment_variables: Mapping[str, str] = os.environ) ->
     """
     encoded = _parsed(url)["password"]
     in_url = unquote(encoded) if encoded else None
-    in_environment = _password_of_environment(environment_variables)
+    in_environment = read_secret(PASSWORD_VARIABLE, "the password of Redis", environment_variables)
     if in_url is not None and in_environment is not None and in_url != in_environment:
         raise ConfigurationError(
             f"the password of Redis must be given once, and redis.url ({masked(url)}) has another one than the environment; "
@@ -86,31 +86,3 @@ def _has_readable_port(location: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _password_of_environment(environment_variables: Mapping[str, str]) -> str | None:
-    given = environment_variables.get(PASSWORD_VARIABLE) or None
-    path = environment_variables.get(PASSWORD_FILE_VARIABLE)
-    if not path:
-        return given
-    in_file = _read(Path(path))
-    if given is not None and given != in_file:
-        raise ConfigurationError(
-            f"{PASSWORD_VARIABLE} and {PASSWORD_FILE_VARIABLE} must not give different passwords, and {path} holds another one; "
-            "unset one of them"
-        )
-    return in_file
-
-
-def _read(path: Path) -> str:
-    try:
-        content = path.read_text().rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else "it is not text"
-        raise ConfigurationError(
-            f"{PASSWORD_FILE_VARIABLE} must name a file that holds the password of Redis, and {path} cannot be read: {reason}; "
-            "correct the path or its permissions"
-        ) from None
-    if not content:
-        raise ConfigurationError(f"{PASSWORD_FILE_VARIABLE} must name a file that holds the password of Redis, and {path} is empty")
-    return content

@@ -7,6 +7,7 @@ import httpx
 import msgspec
 
 from shared.errors import EngineError, WeightUpdateError
+from shared.hub_tokens import hub_tokens
 from trainer.pipeline import EngineReading
 
 T = TypeVar("T")
@@ -96,7 +97,12 @@ class HubClient:
         """Args: run_id: the hub refuses weights of a run that it does not serve; None is not compared."""
         self._address = address
         self._run_id = run_id
-        self._client = httpx.Client(base_url=address, timeout=httpx.Timeout(timeout_s, connect=10.0), trust_env=False)
+        self._client = httpx.Client(
+            base_url=address,
+            headers=hub_tokens().for_control,
+            timeout=httpx.Timeout(timeout_s, connect=10.0),
+            trust_env=False,
+        )
 
     def close(self) -> None:
         self._client.close()

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from services.env_agents.generation import Generation
-from services.inference_hub.routing import Sessions, choose
+from services.inference_hub.routing import choose
+from services.inference_hub.sessions import Sessions
 from shared.environment_spec import SamplingParameters
 from shared.versions import VersionSpan
 
@@ -146,6 +147,8 @@ class EngineFleet:
         is_greedy: bool,
         session_id: str,
         deadline: float,
+        environment: str = "",
+        is_validation: bool = False,
     ) -> Generation:
         """One turn. The rest of the arguments is what the real client takes."""
         work = self.work_by_session.setdefault(session_id, Work(token_ids[0], token_ids[1]))
@@ -164,6 +167,9 @@ class EngineFleet:
                 return await self._sample(work, num_tokens)
         finally:
             gpu.outstanding_tokens -= cost
+
+    def end_session(self, session_id: str) -> None:
+        """Places here do not depend on caches."""
 
     async def _generate_in_gang(self, work: Work, num_tokens: int, cost: int) -> Generation:
         """The group's siblings share one call: it begins when G places are free on its GPU, and all return with the longest."""

@@ -33,6 +33,7 @@ from services.env_agents.rollout_loop import REDIS_AWAY, RolloutLoop, RolloutSet
 from services.env_agents.running_group import GroupRules
 from shared.configuration import Configuration, EnvAgentsSection, RedisSection, RolloutSection
 from shared.errors import ConfigurationError
+from shared.hub_tokens import hub_tokens
 from shared.keys import Keys
 from shared.ledger import AdmissionLedger
 from shared.loop_lag import watch_loop_lag
@@ -73,7 +74,12 @@ async def run(configuration: Configuration) -> None:
             batch_groups=rollout.rollout_batch_size,
             redundant_groups=rollout.redundant_groups,
         )
-        hub = GenerationClient(session, configuration.inference_hub.address, stop_token_ids=renderer.stop_token_ids)
+        hub = GenerationClient(
+            session,
+            configuration.inference_hub.address,
+            stop_token_ids=renderer.stop_token_ids,
+            access=hub_tokens().for_generating,
+        )
         loader = EnvironmentLoader(session, renderer, hub, import_allowlist=section.import_allowlist, seed=configuration.run.seed)
         registry = EnvironmentRegistry(client, keys, loader)
         for spec in section.environments:

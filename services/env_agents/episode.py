@@ -44,6 +44,7 @@ class EnvironmentAgent:
         *,
         reward: DeclaredReward | None = None,
         is_greedy: bool = False,
+        is_validation: bool = False,
         queued_s: float = 0.0,
         before_sampling: Callable[[], Awaitable[None]] | None = None,
         when_cancelled: Callable[[int], None] | None = None,
@@ -63,7 +64,9 @@ class EnvironmentAgent:
                 deadline(spec.limits.episode_timeout_s, "the episode"),
                 started_environment(create_environment, task, spec.limits, log) as start,
             ):
-                finished = await self._play(start, spec, task, log, is_greedy=is_greedy, before_sampling=before_sampling)
+                finished = await self._play(
+                    start, spec, task, log, is_greedy=is_greedy, is_validation=is_validation, before_sampling=before_sampling
+                )
             if reward is not None:
                 await _add_reward(reward, finished, log)
         except (_Truncated, PrefixError) as ending:
@@ -80,6 +83,8 @@ class EnvironmentAgent:
                     when_cancelled(log.num_sampled_tokens)
                 raise
             return log.trajectory(Outcome.ENVIRONMENT_ERROR, traceback.format_exc()[-_DETAIL_CHARACTERS:])
+        finally:
+            self._client.end_session(identity.trajectory_id)
         return log.trajectory(Outcome.COMPLETED, "")
 
     async def _play(
@@ -90,6 +95,7 @@ class EnvironmentAgent:
         log: EpisodeLog,
         *,
         is_greedy: bool,
+        is_validation: bool,
         before_sampling: Callable[[], Awaitable[None]] | None,
     ) -> FinishedEpisode:
         limits, environment, messages = spec.limits, start.environment, start.messages
@@ -114,6 +120,8 @@ class EnvironmentAgent:
                 is_greedy=is_greedy,
                 session_id=log.identity.trajectory_id,
                 deadline=generate_until,
+                environment=log.identity.environment,
+                is_validation=is_validation,
             )
             log.generating_s += time.perf_counter() - started
             log.add_turn(generation, state_fingerprint=_fingerprint(environment.state(), messages))

@@ -116,7 +116,7 @@ class Evaluator:
         loaded = environment.loaded
         async with environment.slots:
             trajectory = await self._agent.run(
-                loaded.create, loaded.spec, task, identity, reward=loaded.reward, is_greedy=request.greedy
+                loaded.create, loaded.spec, task, identity, reward=loaded.reward, is_greedy=request.greedy, is_validation=True
             )
             await tell(trajectory)
         return trajectory

@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -14,6 +15,7 @@ from shared.versions import VersionSpan, version_of_label
 
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
+_MAX_ENDED_SESSIONS = 64
 _PASSING_STATUSES = (429, 503)
 """Too many calls at once, or no engine: the same call may go through later."""
 
@@ -63,8 +65,18 @@ _response_decoder = msgspec.json.Decoder(_Response)
 class GenerationClient:
     """Asks the hub for one turn, and asks again while the hub is away or has no engine, up to a deadline."""
 
-    def __init__(self, session: aiohttp.ClientSession, hub_url: str, *, stop_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        hub_url: str,
+        *,
+        stop_token_ids: Sequence[int],
+        access: Mapping[str, str] | None = None,
+    ) -> None:
+        """Args: access: headers that open the hub."""
         self._session = session
+        self._headers = {"Content-Type": "application/json", **(access or {})}
+        self._ended_sessions: deque[str] = deque(maxlen=_MAX_ENDED_SESSIONS)
         self._url = f"{hub_url.rstrip('/')}/generate"
         self._stop_token_ids = list(stop_token_ids)
 
@@ -77,6 +89,8 @@ class GenerationClient:
         is_greedy: bool,
         session_id: str,
         deadline: float,
+        environment: str = "",
+        is_validation: bool = False,
     ) -> Generation:
         """The next turn after `token_ids`. `deadline` is on the event loop's clock.
 
@@ -95,7 +109,14 @@ class GenerationClient:
                 "return_logprob": True,
             }
         )
-        headers = {"Content-Type": "application/json", "X-Session-Id": session_id}
+        headers = self._headers | {"X-Session-Id": session_id}
+        if environment:
+            headers["X-Environment"] = environment
+        if is_validation:
+            headers["X-Purpose"] = "validation"
+        if self._ended_sessions:
+            headers["X-Ended-Sessions"] = ",".join(self._ended_sessions)
+            self._ended_sessions.clear()
         backoff_s = _FIRST_BACKOFF_S
         while True:
             answer = await self._ask(body, headers, deadline)
@@ -103,6 +124,10 @@ class GenerationClient:
                 return read_generation(answer)
             await asyncio.sleep(min(backoff_s * random.uniform(0.5, 1.0), _remaining_s(deadline)))  # noqa: S311 - jitter
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    def end_session(self, session_id: str) -> None:
+        """The session makes no more calls. The next call of another tells the hub, which then lets new episodes begin."""
+        self._ended_sessions.append(session_id)
 
     async def _ask(self, body: bytes, headers: dict[str, str], deadline: float) -> bytes | None:
         """The hub's answer, or None if asking again may help."""

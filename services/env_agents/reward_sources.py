@@ -95,19 +95,22 @@ class JudgeSource:
     async def score(self, episode: FinishedEpisode) -> object:
         question = judge_prompt(self._spec.prompt, episode)
         prompt_ids = self._renderer.prompt([{"role": "user", "content": question}], [])
+        session_id = f"judge-{uuid7()}"
         try:
             generation = await self._client.generate(
                 prompt_ids,
                 sampling=self._spec.sampling,
                 max_new_tokens=self._spec.sampling.max_new_tokens,
                 is_greedy=self._spec.greedy,
-                session_id=f"judge-{uuid7()}",
+                session_id=session_id,
                 deadline=asyncio.get_running_loop().time() + self._spec.timeout_s,
             )
         except GenerationDeadlineError as error:
             raise RewardError(RewardProblem.TIMEOUT, f"the judge did not answer within {self._spec.timeout_s:g} s") from error
         except GenerationError as error:
             raise RewardError(RewardProblem.ERROR, f"the judge could not be asked: {error}") from error
+        finally:
+            self._client.end_session(session_id)
         return self._reward_in(self._renderer.parse(prompt_ids, generation.token_ids, []).text)
 
     def _reward_in(self, text: str) -> float:

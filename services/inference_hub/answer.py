@@ -25,7 +25,10 @@ class FinishReason(msgspec.Struct, frozen=True):
 
 class MetaHead(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
+    num_retractions: int = 0
     weight_versions: list[msgspec.Raw] = []
 
 
@@ -41,17 +44,42 @@ class AnswerHead(msgspec.Struct, frozen=True):
         return reason is None or reason.type == "abort"
 
     @property
+    def has_reached_length(self) -> bool:
+        """It has as many tokens as were asked for."""
+        reason = self.meta_info.finish_reason
+        return reason is not None and reason.type == "length"
+
+    @property
     def is_mixed(self) -> bool:
         """More than one policy version sampled it."""
         return len(self.meta_info.weight_versions) > 1
 
 
 _head_decoder = msgspec.json.Decoder(AnswerHead)
+_META_KEY: Final = b'"meta_info":'
+_LOGPROBS_KEY: Final = b'"output_token_logprobs":[['
+_LOGPROBS_END: Final = b"]]"
 
 
 def head_of(body: bytes) -> AnswerHead:
     """Raises: msgspec.DecodeError if `body` is no answer to a generate call."""
-    return _head_decoder.decode(body)
+    try:
+        head = _head_decoder.decode(_without_logprobs(body))
+    except msgspec.DecodeError:
+        return _head_decoder.decode(body)
+    return head if head.meta_info.weight_versions else _head_decoder.decode(body)
+
+
+def _without_logprobs(body: bytes) -> bytes:
+    """`body` from its meta_info on and without the list that most of it is: a small JSON object, or something else that does not
+    decode, if the engine's answer has another form.
+
+    Quotes inside a JSON string are escaped, so a key with its quotes is found nowhere else.
+    """
+    start, logprobs, end = body.find(_META_KEY), body.find(_LOGPROBS_KEY), body.rfind(_LOGPROBS_END)
+    if not 0 <= start < logprobs < end:
+        return body
+    return b'{%b"output_token_logprobs":0%b' % (body[start:logprobs], body[end + len(_LOGPROBS_END) :])
 
 
 def date_back(answer: Answer) -> Answer:

@@ -5,7 +5,7 @@ from fastapi.responses import RedirectResponse
 from fastapi_offline import FastAPIOffline
 
 from services.inference_hub import control, documentation, refusals
-from services.inference_hub.generate import Receive, Scope, Send
+from services.inference_hub.generate import AUTHORIZATION_HEADER, Receive, Scope, Send, refused_access, send_reply
 from services.inference_hub.generate_operation import GENERATE_PATH
 from services.inference_hub.hub import Hub
 from shared.release import VERSION
@@ -16,13 +16,16 @@ class Application:
 
     def __init__(self, hub: Hub) -> None:
         self._generate = hub.generate
+        self._access = hub.access
         self._control = control_plane(hub)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == GENERATE_PATH and scope["method"] == "POST":
+        if scope["path"] == GENERATE_PATH and scope["method"] == "POST":
             await self._generate(scope, receive, send)
-        else:
+        elif self._access.may_request(scope["path"], dict(scope["headers"]).get(AUTHORIZATION_HEADER)):
             await self._control(scope, receive, send)  # type: ignore[arg-type]
+        else:
+            await send_reply(send, refused_access(is_generate=False))
 
 
 def control_plane(hub: Hub) -> FastAPI:

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services.inference_hub import refusal_examples
@@ -34,6 +34,7 @@ from services.inference_hub.refusals import NotReadyError
 from services.inference_hub.weight_groups import Master, WeightGroup
 
 EngineId = Annotated[str, Path(examples=["3f1c9a0d5e77"])]
+Force = Annotated[bool, Query(description="Forget it at once: the calls it has begin again at other engines.", examples=[False])]
 GroupName = Annotated[str, Path(examples=["headrace-1763-a41f-ab12cd34"])]
 UpdateId = Annotated[str, Path(examples=["5d0b4c9e7b8f4b1c9a55a1d1b6a3c2f0"])]
 UNVERIFIED: Final = Commit()
@@ -114,9 +115,9 @@ def engine_routes(hub: Hub) -> APIRouter:
         return [describe(engine, hub.registry) for engine in hub.registry.by_id.values()]
 
     @routes.delete("/{engine_id}", responses=refusals(refusal_examples.REMOVE_ENGINE))
-    async def remove_engine(engine_id: EngineId) -> EngineDescription:
+    async def remove_engine(engine_id: EngineId, force: Force = False) -> EngineDescription:
         """Takes an engine out of routing; it is forgotten when the calls it has are answered. It keeps running."""
-        return describe(hub.drain(engine_id), hub.registry)
+        return describe(await hub.remove(engine_id, is_forced=force), hub.registry)
 
     return routes
 

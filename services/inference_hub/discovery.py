@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from redis.exceptions import RedisError
 
-from services.inference_hub.engines import Engine
+from services.inference_hub.engines import Engine, engine_id_of, normal_url
 from shared.errors import ConfigurationError
 
 RESOLVE_TIMEOUT_S: Final = 5.0
@@ -111,10 +111,10 @@ class Discovery:
             except ResolutionError as error:
                 problems.append(f"{service.hostname}: {error}")
         for url in sorted(found - {engine.url for engine in self._engines()}):
-            logger.info("found engine %s", url)
+            logger.info("engine=%s found by name", engine_id_of(normal_url(url)))
             await self._add(url)
         if not problems:
             for engine in vanished(list(self._engines()), found):
-                logger.info("engine %s is gone", engine.url)
+                logger.info("engine=%s is no longer in its name", engine.id)
                 await self._remove(engine)
         return problems

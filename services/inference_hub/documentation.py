@@ -12,10 +12,12 @@ from services.inference_hub.messages import Problem
 DESCRIPTION: Final = """
 One address in front of all inference engines. Agents call `/generate` with token ids; weight updates, an engine's death and
 aborted requests are only a longer wait to them. Trainers push weights with `/weight_groups` and `/weight_updates`.
-Refusals carry a sentence in `detail`.
+Refusals carry a sentence in `detail`. Where the hub has tokens, everything but `/health` needs one in `Authorization: Bearer`:
+`/generate` the callers' or the control token, the rest the control token.
 """
 
 REASONS: Final[Mapping[int, str]] = {
+    403: "It is not allowed.",
     404: "There is none of this id.",
     409: "The hub is in another state.",
     422: "The body cannot be used.",

@@ -1,6 +1,5 @@
 """SGLang's HTTP API of one engine (0.5.23): generate, abort, what it is, and the control calls of a weight update."""
 
-import io
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
@@ -8,15 +7,19 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from services.inference_hub.engine_connection import (
+    CONNECT_TIMEOUT_S,
+    KEEPALIVE_S,
+    ConnectError,
+    EngineConnections,
+    LostConnectionError,
+    StaleConnectionError,
+)
+from services.inference_hub.limits import EngineLoad
 from shared.errors import EngineError
 from shared.versions import version_of_label
 
-CONNECT_TIMEOUT_S: Final = 5.0
-KEEPALIVE_S: Final = 4.0
-"""Below the five seconds after which SGLang closes an idle connection, so that no call is sent into a closing one."""
-MAX_CONNECTIONS: Final = 8_192
-READ_BUFFER_BYTES: Final = 2**20
-MAX_ONE_PIECE_BYTES: Final = 2**20
+MAX_STALE_CONNECTIONS: Final = 2
 ABORT_TIMEOUT_S: Final = 5.0
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
@@ -69,16 +72,23 @@ class ServerInfo(msgspec.Struct, frozen=True):
         return self.internal_states[0].effective_max_running_requests_per_dp if self.internal_states else None
 
 
+class _Loads(msgspec.Struct, frozen=True):
+    """`GET /v1/loads`: one for each scheduler, which is one."""
+
+    loads: list[EngineLoad] = []
+
+
 class EngineClient:
     """Opened on first use; `close` cuts every call in flight, and the next use opens it again."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._base = URL(url)
-        self._generate_url = self._base / "generate"
+        self._connections = EngineConnections(url)
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
+        self._connections.close()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -88,15 +98,17 @@ class EngineClient:
 
         Raises: EngineUnreachableError if it was not received, EngineError if the connection was lost before the answer.
         """
-        # aiohttp sends bytes in one piece; a file-like body leaves the event loop to others between its pieces.
-        data = body if len(body) <= MAX_ONE_PIECE_BYTES else io.BytesIO(body)
-        try:
-            async with self._opened().post(self._generate_url, data=data, headers=JSON_HEADERS) as response:
-                return response.status, await response.read()
-        except aiohttp.ClientConnectorError as error:
-            raise EngineUnreachableError(f"engine {self.url} must be reachable, got: {error}") from error
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineError(f"engine {self.url} lost the connection before it answered: {_describe(error)}") from error
+        for _ in range(MAX_STALE_CONNECTIONS):
+            try:
+                return await self._connections.generate(body)
+            except StaleConnectionError:
+                # The engine closes connections that were idle for a while, just as this call took one of them.
+                self._connections.close_idle()
+            except ConnectError as error:
+                raise EngineUnreachableError(f"engine {self.url} must be reachable, got: {error}") from error
+            except LostConnectionError as error:
+                raise EngineError(f"engine {self.url} lost the connection before it answered: {error}") from error
+        raise EngineError(f"engine {self.url} must not close connections as soon as they are used, and did so twice")
 
     async def abort(self, rid: str) -> None:
         """Stops the request `rid`. Raises: EngineError."""
@@ -107,6 +119,11 @@ class EngineClient:
 
     async def server_info(self, *, timeout_s: float) -> ServerInfo:
         return await self._get("server_info", ServerInfo, timeout_s)
+
+    async def load(self, *, timeout_s: float) -> EngineLoad:
+        """What its scheduler runs and queues; nothing known of an engine that does not say. Raises: EngineError."""
+        loads = (await self._get("v1/loads", _Loads, timeout_s)).loads
+        return loads[0] if loads else EngineLoad()
 
     async def is_ready(self, *, timeout_s: float) -> bool:
         """False while it starts or is paused."""
@@ -148,10 +165,9 @@ class EngineClient:
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_S),
+                connector=aiohttp.TCPConnector(keepalive_timeout=KEEPALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                read_bufsize=READ_BUFFER_BYTES,
             )
         return self._session
 

@@ -12,7 +12,8 @@ Registrations and the weights in force are in Redis, so a hub that restarts goes
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, cast
@@ -22,11 +23,14 @@ from redis.asyncio import Redis
 
 from services.inference_hub.engine_client import EngineClient, EngineRefusedError, EngineTimeoutError
 from services.inference_hub.gate import Gate, Hold
+from services.inference_hub.limits import CallLimit
 from services.inference_hub.usage import Limits, Usage
 from shared.errors import EngineError
 from shared.keys import Keys
 
 INITIAL_EPOCH: Final = "initial"
+
+logger = logging.getLogger(__name__)
 
 
 class EngineState(StrEnum):
@@ -100,11 +104,16 @@ class Engine:
     problem: str | None = None
     """Why it is not ready, as a sentence."""
     outstanding_tokens: int = 0
+    """Of the calls it is answering: prompts, and what they may still sample."""
+    outstanding_prompt_tokens: int = 0
     num_outstanding_calls: int = 0
+    limit: CallLimit = field(default_factory=CallLimit)
+    """How many calls it gets at once."""
     limits: Limits = field(default_factory=Limits)
     """What it can run at the same time; more waits in it."""
     usage: Usage = field(default_factory=Usage)
     num_failed_probes: int = 0
+    logged_state: EngineState | None = None
     has_answered: bool = False
     """It answered a call since the last probe."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -120,14 +129,21 @@ class Engine:
         """It takes part in weight updates."""
         return self.is_verified and not self.is_draining and not self.is_gone and not self.quarantined_because
 
-    def begin_call(self, cost_tokens: int) -> None:
+    @property
+    def cache_tokens(self) -> int:
+        """Size of its KV cache; 0 if it does not say."""
+        return self.limits.tokens or 0
+
+    def begin_call(self, *, prompt_tokens: int, cost_tokens: int) -> None:
         self.num_outstanding_calls += 1
+        self.outstanding_prompt_tokens += prompt_tokens
         self.outstanding_tokens += cost_tokens
         self._note_usage()
         self.idle.clear()
 
-    def end_call(self, cost_tokens: int) -> None:
+    def end_call(self, *, prompt_tokens: int, cost_tokens: int) -> None:
         self.num_outstanding_calls -= 1
+        self.outstanding_prompt_tokens -= prompt_tokens
         self.outstanding_tokens -= cost_tokens
         self._note_usage()
         if not self.num_outstanding_calls:
@@ -189,6 +205,8 @@ class EngineRegistry:
         """Also answered with, until a rolling update has reached every engine."""
         self.by_id: dict[str, Engine] = {}
         self.routable: tuple[Engine, ...] = ()
+        self.on_change: Callable[[], object] = lambda: None
+        """Called when `routable` has changed."""
         self.refresh()
 
     @property
@@ -205,6 +223,8 @@ class EngineRegistry:
 
     def refresh(self) -> None:
         """Call after anything that can change an engine's state."""
+        self._log_changes()
+        before = self.routable
         ready = [engine for engine in self.by_id.values() if self.state_of(engine) is EngineState.READY]
         self.routable = tuple(engine for engine in ready if not engine.is_updating)
         for engine in self.by_id.values():
@@ -215,6 +235,16 @@ class EngineRegistry:
                 self._gate.hold(reason)
             else:
                 self._gate.release(reason)
+        if self.routable != before:
+            self.on_change()
+
+    def _log_changes(self) -> None:
+        """One line for each engine whose state changed. An address may hold a secret, so engines are named by their ids."""
+        for engine in self.by_id.values():
+            state = self.state_of(engine)
+            if state is not engine.logged_state:
+                logger.info("engine=%s state=%s was=%s version=%s", engine.id, state, engine.logged_state or "new", engine.version)
+                engine.logged_state = state
 
     async def load(self) -> None:
         """Takes up what an earlier hub of this run left in Redis."""
@@ -248,6 +278,7 @@ class EngineRegistry:
         await self._redis.hdel(self._keys.engines, engine.url)
         engine.is_gone = True
         engine.wake.set()
+        self._log_changes()
         self.by_id.pop(engine.id, None)
         self.refresh()
         await engine.client.close()

@@ -1,6 +1,7 @@
 """Holds generate calls while no engine may take them."""
 
 import asyncio
+from collections.abc import Callable
 from enum import StrEnum
 
 
@@ -22,6 +23,8 @@ class Gate:
         self._opened = asyncio.Event()
         self._opened.set()
         self.num_waiting = 0
+        self.on_open: Callable[[], object] = lambda: None
+        """Called when the last reason ends."""
 
     @property
     def is_open(self) -> bool:
@@ -37,8 +40,9 @@ class Gate:
 
     def release(self, reason: Hold) -> None:
         self._reasons.discard(reason)
-        if not self._reasons:
+        if not self._reasons and not self._opened.is_set():
             self._opened.set()
+            self.on_open()
 
     async def passed(self) -> None:
         """Returns when the gate is open. The caller sets the deadline."""

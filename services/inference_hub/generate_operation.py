@@ -68,9 +68,15 @@ _REFUSALS: Final[Mapping[int, tuple[str, str]]] = {
         "input_ids is missing or not one list of token ids, or stream or n > 1 was asked for.",
         "sampling_params.n must be 1, got 4; send each sample as its own call",
     ),
+    401: (
+        "The hub has tokens, and the request has none of them.",
+        "this request must have the header Authorization: Bearer with the hub's token, and has not; the hub's is in "
+        "HEADRACE_HUB_TOKEN",
+    ),
     429: (
-        "The hub has as many calls as it takes.",
-        "the hub answers at most 65536 generate calls at once; send this one again later",
+        "As many calls wait as inference_hub.max_waiting_calls allows; Retry-After says when to send it again.",
+        "at most 65536 generate calls may wait in the hub (inference_hub.max_waiting_calls), and as many do; send this one again "
+        "in 5 s",
     ),
     502: (
         "It failed on inference_hub.max_attempts attempts.",
@@ -114,7 +120,31 @@ GENERATE_OPERATION: Final[dict[str, Any]] = {
             "description": "Calls of one session go to the same engine, where their prefix is cached, while it is not overloaded.",
             "schema": {"type": "string"},
             "example": "episode-7c1d",
-        }
+        },
+        {
+            "name": "X-Environment",
+            "in": "header",
+            "required": False,
+            "description": "Calls that wait for an engine are served fairly among environments.",
+            "schema": {"type": "string"},
+            "example": "calculator",
+        },
+        {
+            "name": "X-Purpose",
+            "in": "header",
+            "required": False,
+            "description": "validation: this call goes before those of training.",
+            "schema": {"type": "string"},
+            "example": "validation",
+        },
+        {
+            "name": "X-Ended-Sessions",
+            "in": "header",
+            "required": False,
+            "description": "Sessions that make no more calls, with commas between: others may begin in their place.",
+            "schema": {"type": "string"},
+            "example": "episode-51aa,episode-51ab",
+        },
     ],
     "requestBody": {
         "required": True,

@@ -10,6 +10,7 @@ from typing import Final
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from services.inference_hub.access import Access, EngineHosts
 from services.inference_hub.discovery import Discovery
 from services.inference_hub.engines import Engine, EngineRegistry
 from services.inference_hub.gate import Gate
@@ -20,6 +21,7 @@ from services.inference_hub.update_store import UpdateStore
 from services.inference_hub.weight_updates import WeightUpdates
 from shared.configuration import Configuration
 from shared.errors import EngineError, HeadraceError
+from shared.hub_tokens import required_tokens
 from shared.keys import Keys
 from shared.loop_lag import watch_loop_lag
 
@@ -48,6 +50,8 @@ class Hub:
         self._tasks = tasks
         self.run_id = configuration.run.id
         self._drain_timeout_s = section.generate_timeout_s
+        self.access = Access(required_tokens())
+        self._hosts = EngineHosts(section.engine_hosts)
         self.gate = Gate()
         keys = Keys(configuration.run.id)
         self.registry = EngineRegistry(redis, keys, self.gate)
@@ -63,21 +67,27 @@ class Hub:
             interval_s=section.probe_interval_s,
             engines=self.registry.by_id.values,
             add=partial(self.expect, is_discovered=True),
-            remove=self.registry.remove,
+            remove=self._forget,
         )
         self.generate = GenerateEndpoint(
             self.registry,
             self.gate,
             self.metrics,
+            self.access,
             tasks,
             timeout_s=section.generate_timeout_s,
             max_attempts=section.max_attempts,
+            max_waiting_calls=section.max_waiting_calls,
+            segment_tokens=section.segment_tokens,
+            strategy_name=section.routing,
         )
 
     async def register(self, url: str) -> tuple[Engine, bool]:
-        """The engine at `url`, and whether it is new. Raises: EngineError if it cannot be reached or used; it is not kept then."""
+        """The engine at `url`, and whether it is new. Raises: EngineError if it cannot be reached or used; it is not kept then.
+        HostNotAllowedError."""
         if (known := self.registry.find(url)) is not None:
             return known, False
+        self._hosts.require(url)
         engine = self.registry.new_engine(url)
         try:
             await self.prober.verify(engine)
@@ -106,8 +116,14 @@ class Hub:
                 "same run.id in their run files, and restart those that have another one"
             )
 
-    def drain(self, engine_id: str) -> Engine:
-        """Takes an engine out of routing; it is forgotten once it is idle."""
+    async def remove(self, engine_id: str, *, is_forced: bool) -> Engine:
+        """Takes an engine out of routing; it is forgotten once it is idle, or at once, and then its calls begin again elsewhere."""
+        engine = self._drain(engine_id)
+        if is_forced and not engine.is_gone:
+            await self._forget(engine)
+        return engine
+
+    def _drain(self, engine_id: str) -> Engine:
         engine = self.registry.by_id.get(engine_id)
         if engine is None:
             raise UnknownEngineError(f"engine {engine_id} must be registered, and is not; GET /engines lists those that are")
@@ -122,22 +138,27 @@ class Hub:
     def watch_all(self) -> None:
         """Starts the background work: probes, discovery, the deadline of weight updates, and the measure of the loop's lag."""
         self._tasks.create_task(watch_loop_lag(self.metrics.loop_lag.observe))
+        self._tasks.create_task(self.generate.watch())
         self._tasks.create_task(self.updates.watch())
         self._tasks.create_task(self._discovery.watch())
         for engine in self.registry.by_id.values():
             self._tasks.create_task(self.prober.watch(engine))
+
+    async def _forget(self, engine: Engine) -> None:
+        await self.registry.remove(engine)
+        self.metrics.by_engine.forget(engine.id)
 
     async def _forget_when_idle(self, engine: Engine) -> None:
         try:
             async with asyncio.timeout(self._drain_timeout_s):
                 await engine.idle.wait()
         except TimeoutError:
-            logger.warning("engine %s was not idle within %g s; its calls begin again elsewhere", engine.url, self._drain_timeout_s)
+            logger.warning("engine=%s was not idle within %g s; its calls begin again elsewhere", engine.id, self._drain_timeout_s)
         while not engine.is_gone:
             try:
-                await self.registry.remove(engine)
+                await self._forget(engine)
             except RedisError as error:
-                logger.warning("engine %s cannot be forgotten yet: %s", engine.url, error)
+                logger.warning("engine=%s cannot be forgotten yet: %s", engine.id, error)
                 await asyncio.sleep(REDIS_RETRY_S)
 
 

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.inference_hub.call_statistics import CallStatistics
 from services.inference_hub.engines import EngineRegistry, EngineState
 from services.inference_hub.gate import Gate
 from shared.loop_lag import LAG_BUCKETS_S
@@ -32,6 +33,12 @@ class Metrics:
         self.hold_seconds = Histogram(
             "headrace_hub_hold_seconds",
             "Time a generate call was held while no engine could take it, in seconds; calls that were not held are not counted.",
+            buckets=CALL_BUCKETS_S,
+            registry=into,
+        )
+        self.queue_seconds = Histogram(
+            "headrace_hub_queue_seconds",
+            "Time a generate call waited for a place in an engine, in seconds; calls that found one at once are not counted.",
             buckets=CALL_BUCKETS_S,
             registry=into,
         )
@@ -64,6 +71,8 @@ class Metrics:
             buckets=LAG_BUCKETS_S,
             registry=into,
         )
+        self.by_engine = CallStatistics()
+        into.register(self.by_engine)
         into.register(_RegistryCollector(registry, gate))
 
 

@@ -41,12 +41,14 @@ class Prober:
                     await engine.wake.wait()
             except TimeoutError:
                 pass
+        await engine.client.close()  # A probe that was under way when it went may have opened it again.
 
     async def check(self, engine: Engine) -> None:
         """One probe, if its traffic has not already shown that it is alive."""
         try:
             if not engine.is_verified:
                 await self.verify(engine)
+                await self._ask_load(engine)
             elif engine.is_suspect or not engine.has_answered:
                 await self._probe(engine)
         except EngineError as error:
@@ -56,6 +58,8 @@ class Prober:
             engine.num_failed_probes = 0
             engine.is_suspect = False
             self._registry.refresh()
+            if engine.num_outstanding_calls:
+                await self._ask_load(engine)
 
     async def verify(self, engine: Engine) -> None:
         """Learns what the engine is, and lets it generate if a hub that died left it paused.
@@ -84,7 +88,16 @@ class Prober:
         engine.version = info.version
         engine.problem = None
         engine.is_verified = True
-        _logger.info("engine %s joined: SGLang %s, tensor parallel size %d", engine.url, server.version, server.tp_size)
+        _logger.info("engine=%s joined sglang=%s tensor_parallel_size=%d", engine.id, server.version, server.tp_size)
+
+    async def _ask_load(self, engine: Engine) -> None:
+        """Corrects the hub's own idea of what the engine can run. One that does not say is none the worse for it."""
+        try:
+            load = await engine.client.load(timeout_s=PROBE_TIMEOUT_S)
+        except EngineError:
+            return
+        engine.limit.reported(load)
+        self._registry.on_change()
 
     async def _probe(self, engine: Engine) -> None:
         info = await engine.client.model_info(timeout_s=PROBE_TIMEOUT_S)
@@ -95,7 +108,7 @@ class Prober:
 
     async def _failed(self, engine: Engine, error: EngineError) -> None:
         if engine.problem != str(error):  # Once, rather than at every probe.
-            _logger.warning("%s", error)
+            _logger.warning("engine=%s problem: %s", engine.id, error)
         engine.problem = str(error)
         engine.num_failed_probes += 1
         self._metrics.probe_failures.inc()

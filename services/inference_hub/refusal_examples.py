@@ -17,6 +17,8 @@ _NO_REDIS: Final = {
 }
 
 REGISTER_ENGINE: Final[Sentences] = {
+    403: "an engine must be at a host that inference_hub.engine_hosts admits (10.0.0.0/8), and this one is at '192.168.0.7'; add "
+    "the host there, and restart the hub",
     422: "POST /engines: body.url: Field required, got {'address': 'http://10.0.0.7'}; /docs shows what it takes",
     502: "engine http://10.0.0.7:30000 must be SGLang 0.5.23 (inference_hub.engine_version), got 0.4.0; install that version, or "
     "set inference_hub.engine_version=any to accept every one",

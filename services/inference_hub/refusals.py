@@ -7,6 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from redis.exceptions import RedisError
 
+from services.inference_hub.access import HostNotAllowedError
 from services.inference_hub.hub import EngineBusyError, OtherRunError, UnknownEngineError
 from services.inference_hub.weight_updates import (
     AlreadyInForceError,
@@ -34,6 +35,7 @@ REFUSALS: Final[tuple[tuple[type[HeadraceError], int, str | None], ...]] = (
     (UnknownEngineError, 404, None),
     (EngineBusyError, 409, None),
     (OtherRunError, 409, "other_run"),
+    (HostNotAllowedError, 403, None),
     (EngineError, 502, None),
     (NotReadyError, 503, None),
 )

@@ -4,6 +4,7 @@
        ▲                 │
        └──cut or abort───┘
 
+A long call may be asked for in segments, so that an engine's death costs one of them and not the whole.
 A call that an engine aborted goes on with its tokens so far appended to the prompt. One whose connection was cut received
 nothing and begins again. Only refusals (4xx) and calls that fail on `max_attempts` engines come back to the caller as errors.
 """
@@ -30,9 +31,10 @@ TokenId = Annotated[int, Meta(ge=0)]
 class RefusedError(Exception):
     """A request the hub answers itself, with a 4xx status and a sentence."""
 
-    def __init__(self, status: int, sentence: str) -> None:
+    def __init__(self, status: int, sentence: str, *, headers: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(sentence)
         self.status = status
+        self.headers = headers
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -42,6 +44,12 @@ class Reply(msgspec.Struct, frozen=True):
     body: bytes
     num_tokens: int = 0
     """Output tokens in a 200."""
+    cached_tokens: int = 0
+    """Of the prompt, found in the engine's cache."""
+    num_retractions: int = 0
+    """How often the engine took its KV cache away for another request's sake."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Beyond content type and length."""
 
 
 class _Sampling(msgspec.Struct, frozen=True):
@@ -49,22 +57,69 @@ class _Sampling(msgspec.Struct, frozen=True):
     n: int = 1
 
 
-class _Checked(msgspec.Struct, frozen=True):
+class _Fields(msgspec.Struct, frozen=True):
     """The fields of a request that the hub relies on; the others are the engine's business."""
 
-    input_ids: Annotated[list[TokenId], Meta(min_length=1)]
+    input_ids: msgspec.Raw
     sampling_params: _Sampling | None = None
     stream: bool = False
     extra_key: str | None = None
+    rid: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    return_logprob: bool | list[bool] | None = None
 
 
+class _Checked(msgspec.Struct, frozen=True):
+    """`_Fields` with every token id looked at, which is slower and knows what is wrong with one."""
+
+    input_ids: Annotated[list[TokenId], Meta(min_length=1)]
+
+
+_fields_decoder = msgspec.json.Decoder(_Fields)
 _checked_decoder = msgspec.json.Decoder(_Checked)
 
 
-def parse_request(body: bytes) -> dict[str, Any]:
-    """The request in `body`, all its fields. Raises: RefusedError, 400 if it is not JSON and 422 if the hub cannot route it."""
+class Request:
+    """A caller's request: the bytes that came, what the hub reads of them, and all fields once an attempt has to change some."""
+
+    __slots__ = ("_body", "_fields", "_settings", "max_new_tokens", "num_prompt_tokens")
+
+    def __init__(self, body: bytes, settings: _Fields, num_prompt_tokens: int) -> None:
+        self._body = body
+        self._settings = settings
+        self._fields: dict[str, Any] | None = None
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_new_tokens = settings.sampling_params.max_new_tokens if settings.sampling_params else DEFAULT_MAX_NEW_TOKENS
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All fields, decoded."""
+        if self._fields is None:
+            fields: dict[str, Any] = msgspec.json.decode(self._body)
+            fields["sampling_params"] = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | (fields.get("sampling_params") or {})
+            self._fields = fields
+        return self._fields
+
+    def attempt(self, *, rid: str, namespace: str) -> bytes:
+        """The body for an engine: the caller's own bytes with the hub's fields after them, where the caller has not set those."""
+        settings = self._settings
+        if settings.rid is msgspec.UNSET and settings.extra_key is None and settings.return_logprob in (None, True):
+            return b'%b,"rid":"%b","return_logprob":true,"extra_key":%b}' % (
+                self._body[: self._body.rindex(b"}")],
+                rid.encode(),
+                msgspec.json.encode(namespace),
+            )
+        return msgspec.json.encode(self.fields | self.hub_fields(rid=rid, namespace=namespace))
+
+    def hub_fields(self, *, rid: str, namespace: str) -> dict[str, Any]:
+        key = self._settings.extra_key
+        return {"rid": rid, "return_logprob": True, "extra_key": namespace if key is None else f"{namespace}:{key}"}
+
+
+def parse_request(body: bytes) -> Request:
+    """The request in `body`. Raises: RefusedError, 400 if it is not JSON and 422 if the hub cannot route it."""
     try:
-        checked = _checked_decoder.decode(body)
+        settings = _fields_decoder.decode(body)
+        num_prompt_tokens = _num_token_ids(bytes(settings.input_ids)) or len(_checked_decoder.decode(body).input_ids)
     except msgspec.ValidationError as error:
         raise RefusedError(
             422,
@@ -73,33 +128,53 @@ def parse_request(body: bytes) -> dict[str, Any]:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RefusedError(400, f"the body of POST /generate must be JSON, got something else: {error}") from error
-    if checked.stream:
+    if settings.stream:
         raise RefusedError(422, "stream must be false: the hub answers when the call is complete; leave it out")
-    if checked.sampling_params is not None and checked.sampling_params.n != 1:
-        raise RefusedError(422, f"sampling_params.n must be 1, got {checked.sampling_params.n}; send each sample as its own call")
-    request: dict[str, Any] = msgspec.json.decode(body)
-    request["sampling_params"] = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | (request.get("sampling_params") or {})
-    return request
+    if settings.sampling_params is not None and settings.sampling_params.n != 1:
+        raise RefusedError(422, f"sampling_params.n must be 1, got {settings.sampling_params.n}; send each sample as its own call")
+    return Request(body, settings, num_prompt_tokens)
 
 
-def cache_namespace(epoch: str, version: int, callers_key: str | None) -> str:
-    """`extra_key` that keeps prompts cached under other weights apart, even if a later lineage reuses their version."""
-    namespace = f"{epoch}:{version}"
-    return namespace if callers_key is None else f"{namespace}:{callers_key}"
+def _num_token_ids(array: bytes) -> int:
+    """How many ids a JSON value holds if it is one flat array of non-negative integers, else 0.
+
+    Such an array is digits and commas; building its integers would take most of the time that the hub spends on a call.
+    """
+    if not array.startswith(b"[") or array.translate(None, b"0123456789, []\n\r\t") or array.count(b"[") != 1:
+        return 0
+    return array.count(b",") + 1 if array[1:-1].strip() else 0
+
+
+def cache_namespace(epoch: str, version: int) -> str:
+    """Prefix of `extra_key` that keeps prompts cached under other weights apart, even if a later lineage reuses their version."""
+    return f"{epoch}:{version}"
 
 
 class Call:
     """One caller's request, over the attempts it takes."""
 
-    def __init__(self, request: dict[str, Any], *, max_attempts: int) -> None:
+    def __init__(self, request: Request, *, max_attempts: int, segment_tokens: int | None = None) -> None:
+        """Args: segment_tokens: an attempt samples at most so many, and the next one goes on from them: what an engine that dies
+        takes with it. None: all in one."""
         self._request = request
         self._max_attempts = max_attempts
         self._parts: list[answers.Answer] = []
         self._received_ids: list[int] = []
         self._failures: list[str] = []
         self._num_fruitless = 0
+        self._segment_tokens = segment_tokens
+        self._is_segment = False
+        """The attempt under way ends before the caller's own limit."""
+        self.is_between_segments = False
+        """The last answer was whole, and not the last one."""
         self.failed_engine_ids: set[str] = set()
+        self.last_engine_id: str | None = None
+        """Whose cache holds the tokens so far."""
         self.num_attempts = 0
+        self.waited_s = 0.0
+        """For an engine, a weight update, or after failures."""
+        self.engine_s = 0.0
+        """In attempts, failed ones too."""
 
     @property
     def num_received_tokens(self) -> int:
@@ -107,10 +182,14 @@ class Call:
         return len(self._received_ids)
 
     @property
+    def prompt_tokens(self) -> int:
+        return self._request.num_prompt_tokens
+
+    @property
     def cost_tokens(self) -> int:
         """Upper bound of the tokens an engine has to prefill and sample for the next attempt."""
-        max_new_tokens = self._request["sampling_params"]["max_new_tokens"]
-        return len(self._request["input_ids"]) + (DEFAULT_MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens)
+        max_new_tokens = self._request.max_new_tokens
+        return self._request.num_prompt_tokens + (DEFAULT_MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens)
 
     @property
     def delay_s(self) -> float:
@@ -125,14 +204,17 @@ class Call:
     def begin(self, *, rid: str, epoch: str, version: int) -> bytes:
         """The body of the next attempt."""
         self.num_attempts += 1
-        attempt = self._request | {
-            "rid": rid,
-            "return_logprob": True,
-            "extra_key": cache_namespace(epoch, version, self._request.get("extra_key")),
-        }
+        namespace = cache_namespace(epoch, version)
+        self.is_between_segments = False
+        self._is_segment = self._must_segment()
+        if not self._received_ids and not self._is_segment:
+            return self._request.attempt(rid=rid, namespace=namespace)
+        fields = self._request.fields
+        attempt = fields | self._request.hub_fields(rid=rid, namespace=namespace)
+        at_most = self._segment_tokens if self._is_segment else None
+        attempt["sampling_params"] = _remaining(fields["sampling_params"], len(self._received_ids), at_most=at_most)
         if self._received_ids:
-            attempt["input_ids"] = self._request["input_ids"] + self._received_ids
-            attempt["sampling_params"] = _remaining(self._request["sampling_params"], len(self._received_ids))
+            attempt["input_ids"] = fields["input_ids"] + self._received_ids
             attempt["logprob_start_len"] = -1
         return msgspec.json.encode(attempt)
 
@@ -149,13 +231,16 @@ class Call:
             head = answers.head_of(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return self.failed(engine_id, f"engine {engine_id} answered something that is no SGLang answer: {error}")
+        self.is_between_segments = self._is_segment and head.has_reached_length
         must_date_back = has_early_labels and head.is_mixed
-        if not (head.is_partial or self._parts or must_date_back):
-            return Reply(status, body, head.meta_info.completion_tokens)
+        if not (head.is_partial or self._parts or must_date_back or self.is_between_segments):
+            meta_info = head.meta_info
+            return Reply(status, body, meta_info.completion_tokens, meta_info.cached_tokens, meta_info.num_retractions)
         answer = msgspec.json.decode(body)
         if must_date_back:
             answer = answers.date_back(answer)
-        return self._aborted(answer) if head.is_partial else self._finished(engine_id, answer)
+        is_partial = head.is_partial or self.is_between_segments
+        return self._partial(answer) if is_partial else self._finished(engine_id, answer)
 
     def failed(self, engine_id: str, reason: str) -> Reply | None:
         """Takes a lost connection or a server error: nothing was received. Returns the reply if it was one too many."""
@@ -175,15 +260,25 @@ class Call:
         self.failed_engine_ids.add(engine_id)
         self._num_fruitless += 1
 
-    def _aborted(self, answer: answers.Answer) -> Reply | None:
-        part = None if any(self._request.get(key) for key in NOT_JOINABLE) else answers.trustworthy_part(answer)
+    def _must_segment(self) -> bool:
+        max_new_tokens = self._request.max_new_tokens
+        if self._segment_tokens is None or not self._is_joinable:
+            return False
+        return max_new_tokens is None or max_new_tokens - len(self._received_ids) > self._segment_tokens
+
+    @property
+    def _is_joinable(self) -> bool:
+        return not any(self._request.fields.get(key) for key in NOT_JOINABLE)
+
+    def _partial(self, answer: answers.Answer) -> Reply | None:
+        part = answers.trustworthy_part(answer) if self._is_joinable else None
         if part is None:
             self._num_fruitless += 1
             return None
         self._num_fruitless = 0
         self._parts.append(part)
         self._received_ids += part["output_ids"]
-        max_new_tokens = self._request["sampling_params"]["max_new_tokens"]
+        max_new_tokens = self._request.max_new_tokens
         if max_new_tokens is not None and len(self._received_ids) >= max_new_tokens:
             return self._joined(self._parts, {"type": "length"})
         return None
@@ -197,19 +292,29 @@ class Call:
         return self._joined([*self._parts, part] if part else self._parts, answer["meta_info"]["finish_reason"])
 
     def _joined(self, parts: list[answers.Answer], finish_reason: Mapping[str, Any]) -> Reply:
-        joined = answers.join(parts, prompt_tokens=len(self._request["input_ids"]), finish_reason=finish_reason)
+        joined = answers.join(parts, prompt_tokens=self._request.num_prompt_tokens, finish_reason=finish_reason)
         return Reply(200, msgspec.json.encode(joined), len(joined["output_ids"]))
 
 
-def error_reply(status: int, sentence: str) -> Reply:
-    return Reply(status, msgspec.json.encode({"detail": sentence}))
+def body_too_large() -> Reply:
+    return error_reply(
+        413, f"the body of POST /generate must be at most {MAX_BODY_BYTES} bytes, got more; send each prompt as its own call"
+    )
 
 
-def _remaining(sampling: Mapping[str, Any], num_received: int) -> dict[str, Any]:
-    """Sampling parameters of a continuation after `num_received` tokens."""
+def error_reply(status: int, sentence: str, *, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
+    return Reply(status, msgspec.json.encode({"detail": sentence}), headers=headers)
+
+
+def _remaining(sampling: Mapping[str, Any], num_received: int, *, at_most: int | None) -> dict[str, Any]:
+    """Sampling parameters of a continuation after `num_received` tokens, for `at_most` tokens more."""
     remaining = dict(sampling)
     if sampling["max_new_tokens"] is not None:
         remaining["max_new_tokens"] = sampling["max_new_tokens"] - num_received
     if sampling.get("min_new_tokens"):
         remaining["min_new_tokens"] = max(0, sampling["min_new_tokens"] - num_received)
+    if at_most is not None:
+        remaining["max_new_tokens"] = at_most
+        if "min_new_tokens" in remaining:
+            remaining["min_new_tokens"] = min(at_most, remaining["min_new_tokens"] or 0)
     return remaining

@@ -1,12 +1,11 @@
-"""Which engine gets a call: the session's own while it is not overloaded, else the one with the least to do."""
+"""Which engine gets a call, out of those that have a place for it: strategies without state of engines or time."""
 
-from collections import OrderedDict
+import random
 from collections.abc import Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
 LOAD_FACTOR: Final = 1.25
 """A session stays with its engine while that engine's load is below this multiple of the mean load."""
-MAX_SESSIONS: Final = 65_536
 
 
 class Loaded(Protocol):
@@ -22,37 +21,68 @@ class Loaded(Protocol):
 
 
 EngineT = TypeVar("EngineT", bound=Loaded)
+StrategyName = Literal["affinity", "least_tokens", "round_robin", "power_of_two"]
+
+
+class Strategy(Protocol):
+    def __call__(self, engines: Sequence[EngineT], *, preferred_id: str | None, cost_tokens: int) -> EngineT:
+        """The engine for a call of `cost_tokens`, out of at least one."""
+        ...
+
+
+def is_overloaded(engine: Loaded, engines: Sequence[Loaded], *, cost_tokens: int) -> bool:
+    """Whether its load > LOAD_FACTOR * mean load + cost: consistent hashing with bounded loads, arXiv:1608.01350, with the slack
+    of one call."""
+    mean_tokens = sum(other.outstanding_tokens for other in engines) / len(engines)
+    return engine.outstanding_tokens > LOAD_FACTOR * mean_tokens + cost_tokens
 
 
 def choose(engines: Sequence[EngineT], *, preferred_id: str | None, cost_tokens: int) -> EngineT:
-    """The engine for a call of `cost_tokens`, out of at least one.
-
-    The preferred engine holds the session's prefix in its cache, so it is taken while
-    its load <= LOAD_FACTOR * mean load + cost: consistent hashing with bounded loads, arXiv:1608.01350, with the slack of one call.
-    """
-    preferred = next((engine for engine in engines if engine.id == preferred_id), None)
-    if preferred is not None:
-        mean_tokens = sum(engine.outstanding_tokens for engine in engines) / len(engines)
-        if preferred.outstanding_tokens <= LOAD_FACTOR * mean_tokens + cost_tokens:
+    """Session affinity with bounded load: the engine whose cache holds the session's prefix, unless it is overloaded; otherwise
+    the one with the least to do."""
+    if preferred_id is not None:
+        preferred = next((engine for engine in engines if engine.id == preferred_id), None)
+        if preferred is not None and not is_overloaded(preferred, engines, cost_tokens=cost_tokens):
             return preferred
+    return least_tokens(engines, preferred_id=None, cost_tokens=cost_tokens)
+
+
+def least_tokens(engines: Sequence[EngineT], *, preferred_id: str | None, cost_tokens: int) -> EngineT:
+    """The engine with the fewest outstanding tokens."""
     return min(engines, key=lambda engine: engine.outstanding_tokens)
 
 
-class Sessions:
-    """Where each session was last routed; the least recently used are forgotten first, at the price of a cold prefix."""
+class RoundRobin:
+    """The engines in turn, by id, whichever of them there are."""
 
-    def __init__(self, capacity: int = MAX_SESSIONS) -> None:
-        self._capacity = capacity
-        self._engine_id_by_session: OrderedDict[str, str] = OrderedDict()
+    def __init__(self) -> None:
+        self._last_id = ""
 
-    def __len__(self) -> int:
-        return len(self._engine_id_by_session)
+    def __call__(self, engines: Sequence[EngineT], *, preferred_id: str | None, cost_tokens: int) -> EngineT:
+        ordered = sorted(engines, key=lambda engine: engine.id)
+        chosen = next((engine for engine in ordered if engine.id > self._last_id), ordered[0])
+        self._last_id = chosen.id
+        return chosen
 
-    def engine_id(self, session_id: str) -> str | None:
-        return self._engine_id_by_session.get(session_id)
 
-    def remember(self, session_id: str, engine_id: str) -> None:
-        self._engine_id_by_session[session_id] = engine_id
-        self._engine_id_by_session.move_to_end(session_id)
-        if len(self._engine_id_by_session) > self._capacity:
-            self._engine_id_by_session.popitem(last=False)
+class PowerOfTwo:
+    """The less loaded of two engines drawn by chance (Mitzenmacher 2001)."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+
+    def __call__(self, engines: Sequence[EngineT], *, preferred_id: str | None, cost_tokens: int) -> EngineT:
+        drawn = self._chance.sample(engines, min(2, len(engines)))
+        return least_tokens(drawn, preferred_id=None, cost_tokens=cost_tokens)
+
+
+def strategy(name: StrategyName) -> Strategy:
+    match name:
+        case "affinity":
+            return choose
+        case "least_tokens":
+            return least_tokens
+        case "round_robin":
+            return RoundRobin()
+        case "power_of_two":
+            return PowerOfTwo(random.Random())  # noqa: S311 - load, not secrets

@@ -2,18 +2,22 @@
 
 import asyncio
 import logging
+import re
+import resource
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from functools import partial
+from typing import Final, cast
 
 import redis.asyncio
 import uvicorn
 import uvloop
 
 from services.inference_hub.application import Application
-from services.inference_hub.hub import open_hub
+from services.inference_hub.caller_connection import CallerConnection
+from services.inference_hub.hub import Hub, open_hub
 from shared.configuration import Configuration
 from shared.errors import ConfigurationError
 from shared.redis_address import connection_url
@@ -23,6 +27,14 @@ BACKLOG: Final = 4_096
 STOP_TIMEOUT_S: Final = 5
 """Calls in flight when the hub is told to stop have this long; their callers try again at the next hub."""
 REDIS_TIMEOUT_S: Final = 5.0
+URL: Final = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s,;'\"]+", re.IGNORECASE)
+
+
+class AddresslessFormatter(logging.Formatter):
+    """Lines without URLs: one may hold a password or a token, and engines have ids."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return URL.sub("[address]", super().format(record))
 
 
 class _Server(uvicorn.Server):
@@ -38,8 +50,24 @@ class _Server(uvicorn.Server):
 
 def run(configuration: Configuration) -> None:
     """Serves until a signal. Raises: ConfigurationError if the port is taken or Redis cannot be used."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(AddresslessFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    _raise_open_files()
     uvloop.run(_serve(configuration))
+
+
+def server_settings(hub: Hub, *, stop_timeout_s: int) -> uvicorn.Config:
+    """uvicorn's settings to serve `hub`, with generate calls on a way of their own."""
+    return uvicorn.Config(
+        Application(hub),
+        http=cast(type[asyncio.Protocol], partial(CallerConnection, hub.generate)),
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        proxy_headers=False,
+        timeout_graceful_shutdown=stop_timeout_s,
+    )
 
 
 async def _serve(configuration: Configuration) -> None:
@@ -50,11 +78,14 @@ async def _serve(configuration: Configuration) -> None:
     async with store:
         await require_usable_async(store, configuration.redis)
         async with open_hub(configuration, store) as hub:
-            settings = uvicorn.Config(
-                Application(hub), lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=STOP_TIMEOUT_S
-            )
-            logging.getLogger(__name__).info("serving on %s", configuration.inference_hub.address)
-            await _Server(settings).serve(sockets=[listener])
+            logging.getLogger(__name__).info("serving on port %d", listener.getsockname()[1])
+            await _Server(server_settings(hub, stop_timeout_s=STOP_TIMEOUT_S)).serve(sockets=[listener])
+
+
+def _raise_open_files() -> None:
+    """Each open call is two connections, and the usual limit is meant for programs with a few files."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _listen(configuration: Configuration) -> socket.socket:

@@ -27,9 +27,10 @@ class RefusedError(HeadraceError):
 class ServiceApi:
     """The REST API at one address, with JSON in both directions."""
 
-    def __init__(self, address: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, address: str, *, timeout_s: float = TIMEOUT_S, access: Mapping[str, str] | None = None) -> None:
+        """Args: access: headers that open it."""
         self.address = address
-        self._client = httpx.Client(timeout=timeout_s, trust_env=False)
+        self._client = httpx.Client(timeout=timeout_s, headers=access, trust_env=False)
 
     def __enter__(self) -> Self:
         return self

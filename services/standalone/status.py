@@ -11,6 +11,7 @@ from services.standalone import printing
 from services.standalone.connections import ServiceApi
 from services.standalone.run_location import locate
 from shared.configuration import Configuration
+from shared.hub_tokens import hub_tokens
 
 
 def run(run_file: Path, overrides: Sequence[str], *, as_json: bool) -> int:
@@ -26,7 +27,10 @@ def run(run_file: Path, overrides: Sequence[str], *, as_json: bool) -> int:
 
 def ask(configuration: Configuration) -> dict[str, Any]:
     """Version, engines, books, agent processes and environments. Raises: UnreachableError; RefusedError."""
-    with ServiceApi(configuration.inference_hub.address) as hub, ServiceApi(configuration.env_agents.address) as agents:
+    with (
+        ServiceApi(configuration.inference_hub.address, access=hub_tokens().for_control) as hub,
+        ServiceApi(configuration.env_agents.address) as agents,
+    ):
         agents_status = agents.get("/status")
         return {
             "run": configuration.run.id,

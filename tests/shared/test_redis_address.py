@@ -42,7 +42,7 @@ def test_a_file_gives_the_password_without_its_last_line_end(tmp_path: Path) -> 
 def test_two_different_passwords_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_text("0ther")
-    with pytest.raises(ConfigurationError, match="must not give different passwords") as refusal:
+    with pytest.raises(ConfigurationError, match="must not give two values of the password of Redis") as refusal:
         connection_url("redis://control", {**GIVEN, "HEADRACE_REDIS_PASSWORD_FILE": str(path)})
     assert "s3cret" not in str(refusal.value)
     assert "0ther" not in str(refusal.value)

@@ -10,6 +10,7 @@ from services.standalone.doctor import parts
 from services.standalone.doctor.finding import Finding, ok, problem, warning
 from services.standalone.doctor.packages import ANY_VERSION
 from services.standalone.doctor.parts import Part, port_at
+from shared.hub_tokens import hub_tokens
 from shared.versions import version_of_label
 
 START_LIKE_THIS: Final = "start it with `python -m services.engine`, which sets this"
@@ -43,7 +44,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
 def look_at_hubs_engines(hub_address: str) -> list[HubView] | None:
     """None if no hub answers."""
     try:
-        with ServiceApi(hub_address, timeout_s=parts.TIMEOUT_S) as api:
+        with ServiceApi(hub_address, timeout_s=parts.TIMEOUT_S, access=hub_tokens().for_control) as api:
             return msgspec.convert(api.get("/engines"), list[HubView])
     except (UnreachableError, RefusedError, msgspec.ValidationError):
         return None

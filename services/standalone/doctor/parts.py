@@ -2,7 +2,7 @@
 
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from services.standalone import printing
 from services.standalone.connections import RefusedError, ServiceApi, UnreachableError
 from services.standalone.doctor.finding import Finding, ok, problem, warning
+from shared.hub_tokens import hub_tokens
 
 TIMEOUT_S: Final = 15.0
 """An engine's answer waits for its scheduler."""
@@ -64,7 +65,7 @@ def look_at_hub(address: str) -> Part:
         status = api.get("/status")
         return f"version {status['version']}, {printing.counted(status['engines'].get('ready', 0), 'engine')} ready"
 
-    return _look("hub", "inference_hub.port", address, asked)
+    return _look("hub", "inference_hub.port", address, asked, access=hub_tokens().for_control)
 
 
 def look_at_agents(address: str) -> Part:
@@ -96,13 +97,13 @@ def port_at(url: str) -> Port:
     return Port.FREE
 
 
-def _look(name: str, key: str, address: str, asked: Callable[[ServiceApi], str]) -> Part:
+def _look(name: str, key: str, address: str, asked: Callable[[ServiceApi], str], access: Mapping[str, str] | None = None) -> Part:
     """What listens at the address and does not answer as the part does is something else."""
     port = port_at(address)
     if port is Port.UNDECIDED:
         return Part(name, key, address, port, None)
     try:
-        with ServiceApi(address, timeout_s=TIMEOUT_S) as api:
+        with ServiceApi(address, timeout_s=TIMEOUT_S, access=access) as api:
             return Part(name, key, address, port, asked(api))
     except (UnreachableError, RefusedError) as error:
         return Part(name, key, address, port, None, str(error))

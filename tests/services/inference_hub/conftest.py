@@ -14,8 +14,8 @@ import redis.asyncio
 import uvicorn
 from aiohttp import web
 
-from services.inference_hub.application import Application
 from services.inference_hub.hub import Hub, open_hub
+from services.inference_hub.server import server_settings
 from shared.configuration import Configuration, EnginesSection, InferenceHubSection, RunSection, TrainerSection
 from shared.keys import Keys
 
@@ -44,6 +44,7 @@ class FakeEngine:
         self.url = ""
         self.version = "0.5.23"
         self.label = "0"
+        self.max_running_requests = 0
         self.is_paused = False
         self.in_session = False
         self.plans: deque[Plan] = deque()
@@ -66,6 +67,7 @@ class FakeEngine:
                 web.get("/model_info", self._model_info),
                 web.get("/server_info", self._server_info),
                 web.get("/ready", self._ready),
+                web.get("/v1/loads", self._loads),
                 web.post("/{path}", self._control),
             ]
         )
@@ -129,6 +131,9 @@ class FakeEngine:
         states = [{"effective_max_running_requests_per_dp": 4}]
         described = {"version": self.version, "tp_size": 1, "dp_size": 1}
         return web.json_response({**described, "internal_states": states, "max_total_num_tokens": 1000})
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        return web.json_response({"loads": [{"max_running_requests": self.max_running_requests}]})
 
     async def _ready(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.is_paused else 200)
@@ -268,16 +273,16 @@ def serve_hub(redis_url: str, keys: Keys) -> Callable[..., Any]:
 
     @asynccontextmanager
     async def serve(*urls: str, discovery: tuple[str, ...] = (), **section: Any) -> AsyncIterator[Served]:
-        settings = {"probe_interval_s": 0.05, "generate_timeout_s": 30.0, "weight_update_timeout_s": 20.0} | section
+        section = {"probe_interval_s": 0.05, "generate_timeout_s": 30.0, "weight_update_timeout_s": 20.0} | section
         configuration = Configuration(
             run=RunSection(id=keys.run_id, directory="unused", model_path="unused"),
             engines=EnginesSection(urls=urls, discovery=discovery),
-            inference_hub=InferenceHubSection(**settings),
+            inference_hub=InferenceHubSection(**section),
             trainer=TrainerSection(num_updates=1),
         )
-        listener = socket.create_server(("127.0.0.1", 0))
         async with redis.asyncio.Redis.from_url(redis_url) as store, open_hub(configuration, store) as hub:
-            server = uvicorn.Server(uvicorn.Config(Application(hub), lifespan="off", log_config=None, timeout_graceful_shutdown=1))
+            listener = socket.create_server(("127.0.0.1", 0))
+            server = uvicorn.Server(server_settings(hub, stop_timeout_s=1))
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             async with aiohttp.ClientSession() as http:
                 yield Served(hub, f"http://127.0.0.1:{listener.getsockname()[1]}", http)

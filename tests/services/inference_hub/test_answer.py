@@ -93,3 +93,20 @@ def test_an_aborted_answer_is_partial():
     assert not head_of(b'{"meta_info": {"finish_reason": {"type": "stop", "matched": 2}}}').is_partial
     with pytest.raises(msgspec.DecodeError):
         head_of(b"<html>")
+
+
+@pytest.mark.parametrize("text", ["plain", 'a "meta_info": b', '"output_token_logprobs":[[1', "]] } [[", '\\"finish_reason\\"'])
+@pytest.mark.parametrize("after", [{}, {"output_top_logprobs": [[[-0.1, 1, None]]]}])
+def test_the_head_is_the_same_with_and_without_the_list_of_logprobs(text, after):
+    meta_info = {
+        "finish_reason": {"type": "stop", "matched": text},
+        "prompt_tokens": 7,
+        "output_token_logprobs": [[-0.5, 1, text], [-0.25, 2, text]],
+        "completion_tokens": 2,
+        "cached_tokens": 5,
+        "weight_versions": [{"version": "1", "start": 0, "end": 2}],
+    }
+    body = msgspec.json.encode({"text": text, "output_ids": [1, 2], "meta_info": meta_info | after})
+    meta = head_of(body).meta_info
+    assert (meta.finish_reason.type, meta.prompt_tokens, meta.cached_tokens, meta.completion_tokens) == ("stop", 7, 5, 2)
+    assert len(meta.weight_versions) == 1

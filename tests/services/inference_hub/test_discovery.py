@@ -121,5 +121,5 @@ async def test_an_engine_removed_while_redis_is_away_is_forgotten_when_it_is_bac
 
         monkeypatch.setattr(hub.hub.registry._redis, "hdel", once_away)
         monkeypatch.setattr("services.inference_hub.hub.REDIS_RETRY_S", 0)
-        hub.hub.drain(hub.hub.registry.find(fake.url).id)
+        await hub.hub.remove(hub.hub.registry.find(fake.url).id, is_forced=False)
         await hub.wait_until(lambda: states(hub) == {}, description="the engine is forgotten")

@@ -84,7 +84,8 @@ async def test_a_configured_engine_of_another_version_is_listed_and_logged_with_
         (listed,) = (await served.get("/engines"))[1]
     sentence = f"engine {fake.url} must be SGLang 0.5.23 (inference_hub.engine_version), got 0.4.9"
     assert (listed["state"], listed["problem"].startswith(sentence)) == ("joining", True)
-    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [listed["problem"]]
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [f"engine={listed['id']} problem: {listed['problem']}"]
 
 
 async def test_an_engine_of_the_configuration_joins_when_it_is_up(serve_hub, start_engine, unused_tcp_port):
@@ -177,3 +178,30 @@ async def test_weights_of_an_earlier_lineage_are_not_taken_for_those_in_force(se
         await served.wait_until(lambda: len(served.hub.registry.live) == 2, description="the engine is back")
         assert engines[1].label == "3"
         assert [engine.url for engine in served.hub.registry.routable] == [engines[0].url]
+
+
+async def test_an_engine_removed_by_force_is_forgotten_at_once_and_its_call_begins_again_elsewhere(serve_hub, start_engine, plan):
+    engines = [await start_engine() for _ in range(2)]
+    for fake in engines:
+        fake.plans.append(plan(is_held=True))
+    async with serve_hub(*(fake.url for fake in engines)) as served:
+        await served.wait_until(lambda: len(served.hub.registry.routable) == 2, description="both engines are ready")
+        call = asyncio.create_task(served.generate([1], 1))
+        await served.wait_until(lambda: any(fake.requests for fake in engines), description="an engine has the call")
+        busy, idle = sorted(engines, key=lambda fake: len(fake.requests), reverse=True)
+        idle.plans.clear()
+        (listed,) = [engine for engine in (await served.get("/engines"))[1] if engine["url"] == busy.url]
+        status, removed = await served.delete(f"/engines/{listed['id']}?force=true")
+        assert (status, removed["state"]) == (200, "gone")
+        assert (await call)[1]["output_ids"] == [2]
+        assert [engine["url"] for engine in (await served.get("/engines"))[1]] == [idle.url]
+
+
+async def test_a_change_of_state_is_one_line_in_the_log(serve_hub, start_engine, caplog):
+    fake = await start_engine()
+    with caplog.at_level("INFO", logger="services.inference_hub.engines"):
+        async with serve_hub(fake.url) as served:
+            await served.wait_until(lambda: bool(served.hub.registry.routable), description="the engine is ready")
+    lines = [record.message for record in caplog.records if record.name == "services.inference_hub.engines"]
+    id_ = engine_id_of(fake.url)
+    assert lines == [f"engine={id_} state=joining was=new version=None", f"engine={id_} state=ready was=joining version=0"]

@@ -2,7 +2,6 @@ import asyncio
 import io
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 import pytest
 
@@ -167,11 +166,9 @@ async def test_connections_to_engines_are_kept_between_calls(serve_hub, start_en
     async with serve_hub(engine.url, probe_interval_s=60.0) as served:  # A probe at the same time has a connection of its own.
         await ready(served)
         await served.generate([1], 1)
-        session = served.hub.registry.routable[0].client._session
-        assert isinstance(session.connector, aiohttp.TCPConnector)
         for _ in range(5):
             await served.generate([1], 1)
-        assert sum(len(connections) for connections in session.connector._conns.values()) == 1
+        assert served.hub.registry.routable[0].client._connections.num_idle == 1
 
 
 async def test_a_prompt_of_a_megabyte_passes(serve_hub, start_engine):
@@ -183,3 +180,61 @@ async def test_a_prompt_of_a_megabyte_passes(serve_hub, start_engine):
         async with served.http.post(served.url + "/generate", data=body) as response:
             assert response.status == 200
     assert engine.requests[0]["input_ids"] == prompt
+
+
+async def test_calls_wait_in_the_hub_and_not_in_the_engine(serve_hub, start_engine, plan):
+    engine = await start_engine()
+    engine.plans.append(plan(is_held=True))
+    engine.max_running_requests = 1
+    async with serve_hub(engine.url) as served:
+        await ready(served)
+        await served.wait_until(lambda: served.hub.registry.routable[0].limit.value == 1, description="its limit is known")
+        calls = [asyncio.create_task(served.generate([index], 1)) for index in range(3)]
+        await served.wait_until(lambda: len(served.hub.generate.dispatcher.waiting) == 2, description="two calls wait")
+        await served.wait_until(lambda: len(engine.requests) == 1, description="the engine has the first one")
+        await served.hub.registry.routable[0].client.abort(engine.requests[0]["rid"])
+        assert [answer["output_ids"] for _, answer in await asyncio.gather(*calls)] == [[1], [2], [3]]
+        assert not served.hub.registry.routable[0].num_outstanding_calls
+
+
+async def test_more_waiting_calls_than_allowed_are_told_when_to_come_back(serve_hub):
+    async with serve_hub(max_waiting_calls=1) as served:
+        first = asyncio.create_task(served.generate([1], 1))
+        await served.wait_until(lambda: served.hub.gate.num_waiting == 1, description="a call waits")
+        body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}}
+        async with served.http.post(served.url + "/generate", json=body) as response:
+            assert (response.status, response.headers["retry-after"]) == (429, "5")
+            assert "inference_hub.max_waiting_calls" in (await response.json())["detail"]
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_a_caller_that_leaves_while_it_waits_for_a_place_leaves_the_others_theirs(serve_hub, start_engine, plan):
+    engine = await start_engine()
+    engine.plans.append(plan(is_held=True))
+    engine.max_running_requests = 1
+    async with serve_hub(engine.url) as served:
+        await ready(served)
+        await served.wait_until(lambda: served.hub.registry.routable[0].limit.value == 1, description="its limit is known")
+        calls = [asyncio.create_task(served.generate([1], 1))]
+        await served.wait_until(lambda: len(engine.requests) == 1, description="the engine has a call")
+        calls += [asyncio.create_task(served.generate([index], 1)) for index in (2, 3)]
+        await served.wait_until(lambda: len(served.hub.generate.dispatcher.waiting) == 2, description="two calls wait")
+        calls[1].cancel()
+        await served.wait_until(lambda: len(served.hub.generate.dispatcher.waiting) == 1, description="one left")
+        await served.hub.registry.routable[0].client.abort(engine.requests[0]["rid"])
+        assert (await calls[0])[1]["output_ids"] == [2]
+        assert (await calls[2])[1]["output_ids"] == [4]
+        await served.wait_until(lambda: served.hub.generate.num_calls == 0, description="nobody is left")
+        assert not served.hub.registry.routable[0].num_outstanding_calls
+
+
+async def test_a_malformed_token_id_disturbs_nobody(serve_hub, start_engine):
+    engine = await start_engine()
+    async with serve_hub(engine.url) as served:
+        await ready(served)
+        for bad in ([1.5], ["a"], [None], [-1], [[1]], {}, "1", 7, []):
+            status, answer = await served.post("/generate", {"input_ids": bad})
+            assert (status, "input_ids" in answer["detail"]) == (422, True)
+        assert (await served.generate([1], 1))[0] == 200
+    assert len(engine.requests) == 1

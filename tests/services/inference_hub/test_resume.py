@@ -11,9 +11,9 @@ from services.inference_hub.resume import Call, RefusedError, Reply, cache_names
 PROMPT = [1, 2, 3]
 
 
-def call(max_attempts: int = 4, max_new_tokens: int | None = 6, **fields: Any) -> Call:
+def call(max_attempts: int = 4, max_new_tokens: int | None = 6, segment_tokens: int | None = None, **fields: Any) -> Call:
     body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": max_new_tokens}} | fields
-    return Call(parse_request(msgspec.json.encode(body)), max_attempts=max_attempts)
+    return Call(parse_request(msgspec.json.encode(body)), max_attempts=max_attempts, segment_tokens=segment_tokens)
 
 
 def begin(call: Call) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def test_the_hub_sets_what_the_trainer_needs():
 
 
 def test_namespaces_of_different_lineages_differ():
-    assert len({cache_namespace("a", 1, None), cache_namespace("b", 1, None), cache_namespace("a", 2, None)}) == 3
+    assert len({cache_namespace("a", 1), cache_namespace("b", 1), cache_namespace("a", 2)}) == 3
 
 
 def test_an_aborted_call_goes_on_where_it_stopped():
@@ -83,6 +83,31 @@ def test_an_answer_with_early_labels_is_dated_back():
     assert dated is not None
     assert msgspec.json.decode(exact.body)["meta_info"]["weight_versions"][0]["end"] == 2
     assert msgspec.json.decode(dated.body)["meta_info"]["weight_versions"][0]["end"] == 3
+
+
+def test_a_long_call_is_asked_for_in_segments_and_loses_only_one():
+    this = call(max_new_tokens=5, segment_tokens=2, min_new_tokens=None)
+    assert this.answered("e", 200, counted(begin(this), 2, "length")) is None
+    assert this.is_between_segments
+    assert this.delay_s == 0
+    attempt = begin(this)
+    assert (attempt["input_ids"], attempt["sampling_params"]["max_new_tokens"]) == ([*PROMPT, 4, 5], 2)
+    assert this.failed("e", "engine e died") is None
+    attempt = begin(this)
+    assert attempt["input_ids"] == [*PROMPT, 4, 5]
+    assert this.answered("f", 200, counted(attempt, 2, "length")) is None
+    attempt = begin(this)
+    assert (attempt["input_ids"], attempt["sampling_params"]["max_new_tokens"]) == ([*PROMPT, 4, 5, 6, 7], 1)
+    reply = this.answered("f", 200, counted(attempt, 1, "length"))
+    assert reply is not None
+    joined = msgspec.json.decode(reply.body)
+    assert joined["output_ids"] == [4, 5, 6, 7, 8]
+    assert joined["meta_info"]["finish_reason"] == {"type": "length", "length": 5}
+
+
+def test_a_segment_that_ends_by_a_stop_token_ends_the_call():
+    this = call(max_new_tokens=5, segment_tokens=2)
+    assert this.answered("e", 200, counted(begin(this), 1, "stop")) is not None
 
 
 def test_a_call_aborted_at_its_last_token_is_complete():
@@ -179,15 +204,20 @@ events = st.one_of(
 )
 
 
-@given(st.lists(events, max_size=20), st.integers(1, 12))
-def test_whatever_happens_a_call_is_answered_once_with_exactly_its_tokens(history: list[Event], max_new_tokens: int):
-    this = call(max_attempts=1_000, max_new_tokens=max_new_tokens)
+@given(st.lists(events, max_size=20), st.integers(1, 12), st.none() | st.integers(1, 12))
+def test_whatever_happens_a_call_is_answered_once_with_exactly_its_tokens(
+    history: list[Event], max_new_tokens: int, segment_tokens: int | None
+):
+    this = call(max_attempts=1_000, max_new_tokens=max_new_tokens, segment_tokens=segment_tokens)
     versions: list[int] = []
     replies = []
-    for event in [*history, Event("finish", version=9)]:
+    for event in [*history, *[Event("finish", version=9)] * max_new_tokens]:
         attempt = begin(this)
         left = attempt["sampling_params"]["max_new_tokens"]
-        assert attempt["input_ids"] == PROMPT + [4 + i for i in range(max_new_tokens - left)]
+        num_before = len(attempt["input_ids"]) - len(PROMPT)
+        assert attempt["input_ids"] == PROMPT + [4 + i for i in range(num_before)]
+        assert left == min(max_new_tokens - num_before, segment_tokens or max_new_tokens)
+        assert num_before == len(versions)
         length = left if event.kind == "finish" else min(event.num_tokens, left)
         reply: Reply | None = None
         match event.kind:
@@ -213,3 +243,20 @@ def test_whatever_happens_a_call_is_answered_once_with_exactly_its_tokens(histor
     spans = answer["meta_info"]["weight_versions"]
     assert [int(span["version"]) for span in spans for _ in range(span["start"], span["end"])] == versions
     assert [span["start"] for span in spans] == [0, *(span["end"] for span in spans[:-1])]
+
+
+@given(
+    st.lists(st.integers(0, 2**31), min_size=1, max_size=20),
+    st.sampled_from([None, True, False]),
+    st.sampled_from([None, "mine"]),
+    st.sampled_from(["", " ", "\n"]),
+)
+def test_an_attempt_is_the_callers_request_with_the_hubs_fields(prompt, return_logprob, key, space):
+    given_fields = {"input_ids": prompt, "custom": {"a": [1, {}]}, "sampling_params": {"max_new_tokens": 3}}
+    given_fields |= {} if return_logprob is None else {"return_logprob": return_logprob}
+    given_fields |= {} if key is None else {"extra_key": key}
+    body = msgspec.json.format(msgspec.json.encode(given_fields), indent=len(space)) + space.encode()
+    this = Call(parse_request(body), max_attempts=1)
+    assert this.cost_tokens == len(prompt) + 3
+    hub_fields = {"rid": "r" * 32, "return_logprob": True, "extra_key": "e1:2" if key is None else f"e1:2:{key}"}
+    assert begin(this) == given_fields | hub_fields

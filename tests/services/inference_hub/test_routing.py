@@ -1,9 +1,12 @@
+import random
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference_hub.routing import LOAD_FACTOR, Sessions, choose
+from services.inference_hub.routing import LOAD_FACTOR, PowerOfTwo, RoundRobin, choose
+from services.inference_hub.sessions import Sessions
 
 
 @dataclass(frozen=True)
@@ -56,3 +59,19 @@ def test_the_least_recently_used_session_is_forgotten():
     sessions.remember("c", "e1")
     assert [sessions.engine_id(session) for session in "abc"] == ["e0", None, "e1"]
     assert len(sessions) == 2
+
+
+def test_engines_take_turns():
+    engines = [Load("b", 5), Load("a", 0), Load("c", 9)]
+    turns = RoundRobin()
+    assert [turns(engines, preferred_id=None, cost_tokens=1).id for _ in range(4)] == ["a", "b", "c", "a"]
+    assert turns(engines[2:], preferred_id=None, cost_tokens=1).id == "c"
+
+
+def test_of_two_engines_by_chance_the_less_loaded_is_taken():
+    engines = [Load(str(index), index) for index in range(10)]
+    strategy = PowerOfTwo(random.Random(0))
+    chosen = [strategy(engines, preferred_id=None, cost_tokens=1).outstanding_tokens for _ in range(1_000)]
+    assert 9 not in chosen
+    assert sum(chosen) / len(chosen) == pytest.approx(3 - 1 / 3, abs=0.3)  # The mean of the least of two draws without repetition.
+    assert strategy(engines[3:4], preferred_id=None, cost_tokens=1).id == "3"
