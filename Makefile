@@ -73,6 +73,7 @@ lock: install ## choose the images' packages anew: what the tests run with in .v
 	@$(LOCK) --extra trainer --extra agents --extra examples --extra cli | grep -vE '^($(WITH_TORCH))' > $(LOCKS)/trainer.txt
 
 bench-hub: install ## the hub beside smg and sglang-router (about 10 minutes on an idle machine)
+	@$(PIP) -c $(CONSTRAINTS) -e '.[routers]'
 	@$(BIN)/python -m benchmarks.hub
 
 bench-weights: install ## what a weight update costs on real engines (about 8 minutes)
