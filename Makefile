@@ -85,7 +85,7 @@ bench-async: install ## what asynchrony gains over synchronous training, under v
 bench-trainer: install ## an update against a step of TRL's, and what a checkpoint costs (about 9 minutes)
 	@$(BIN)/python -m benchmarks.trainer
 
-bench-learning: install ## how well each policy loss learns from stale data (three quarters of an hour on 2 cores)
+bench-learning: install ## how well each policy loss learns from stale data (a quarter of an hour on 2 cores)
 	@$(BIN)/python -m benchmarks.learning --output runs/learning
 
 clean: ## remove .venv, caches and the demo's runs

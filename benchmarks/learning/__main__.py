@@ -35,7 +35,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
-    parser.add_argument("--updates", type=int, default=30, help="of each run, of 16 groups of 8 (default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=20, help="of each run, of 16 groups of 8 (default: %(default)s)")
     parser.add_argument("--only", default="", help="arms whose name contains this; synchronous always runs (default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at once, of one thread each (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="where curves.json and learning.png go (default: nowhere)")

@@ -115,11 +115,11 @@ class Child:
 
 
 def describe_status(status: int) -> str:
-    """An exit status in words. DeepSpeed's launcher reports a rank's signal as 256 minus its number."""
+    """An exit status in words. The trainer's launcher reports a rank's signal as shells do, 128 and its number."""
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
-    if status > 192 and 256 - status in set(signal.Signals):
-        return f"exited with status {status} (killed by {signal.Signals(256 - status).name})"
+    if status - 128 in set(signal.Signals):
+        return f"exited with status {status} (killed by {signal.Signals(status - 128).name})"
     return f"exited with status {status}"
 
 

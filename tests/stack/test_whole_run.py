@@ -74,7 +74,7 @@ def test_killed_trainer_loses_nothing_and_trains_nothing_twice(new_run):
     run.wait_until(lambda: len(run.lineage) >= 3, description="an update after the first checkpoint")
     run.kill_trainer()
     assert run.wait() == 1
-    assert "trainer exited with status 247 (killed by SIGKILL)" in run.output
+    assert "trainer exited with status 137 (killed by SIGKILL)" in run.output
     assert run.left_processes() == []
     trained_before = {trajectory_id for line in run.lineage for trajectory_id in line.trajectory_ids}
 
