@@ -11,6 +11,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import hypothesis
@@ -55,6 +56,19 @@ def _redis_server(folder: Path, arguments: Sequence[str], password: str | None) 
 def redis_url(serve_redis: Callable[..., str]) -> str:
     """A Redis of this test session's own, as a run needs it."""
     return serve_redis("--appendonly", "yes", "--appendfsync", "no")
+
+
+@pytest.fixture(scope="session")
+def one_rank() -> Iterator[None]:
+    """This process as the only rank of a trainer."""
+    import torch  # Here, because most tests do without.
+
+    from trainer.model import start_ranks
+
+    start_ranks(timeout=timedelta(seconds=60))
+    yield
+    torch.distributed.destroy_process_group()
+    del os.environ["LOCAL_RANK"]
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """A tiny policy and one rank, for tests of the trainer."""
 
-import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.trainer.records import VOCABULARY
 from tests.trainer.run_support import SmallDisk, serving_hub, trainers, working_agents, write_run_file
-from trainer.model import start_ranks
 
 DEPRECATED_BY_TORCH = pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning")
 """Collectives that DeepSpeed's ZeRO-3 calls by their old names."""
@@ -58,15 +55,6 @@ def other_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("other-model")
     make_model(seed=1).save_pretrained(path)
     return path
-
-
-@pytest.fixture(scope="session")
-def one_rank() -> Iterator[None]:
-    """This process as the only rank."""
-    start_ranks(timeout=timedelta(seconds=60))
-    yield
-    torch.distributed.destroy_process_group()
-    del os.environ["LOCAL_RANK"]
 
 
 @pytest.fixture

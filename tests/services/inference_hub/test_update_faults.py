@@ -17,7 +17,6 @@ from shared.configuration import WeightPushSection
 from tests.services.inference_hub.constant_weights import SHAPES
 from trainer import weight_push
 from trainer.hub_client import HubClient
-from trainer.model import start_ranks
 from trainer.weight_buckets import WeightSource
 from trainer.weight_push import WeightPusher
 
@@ -27,15 +26,6 @@ PUSH_TIMEOUT_S = 4.0
 PATIENCE = {"weight_update_timeout_s": STEP_TIMEOUT_S, "generate_timeout_s": 280.0}
 """Calls wait for engines that take long to start on a busy machine."""
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def one_rank():
-    from datetime import timedelta
-
-    start_ranks(timeout=timedelta(seconds=60))
-    yield
-    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture
