@@ -7,6 +7,7 @@ as prefix, beside the default group.
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -69,6 +70,8 @@ class WeightGroup:
                     timeout=timeout,
                 )
         except RuntimeError as error:
+            # torch's frames hold the store, whose end is what lets those engines go that did come.
+            traceback.clear_frames(error.__traceback__)
             raise WeightUpdateError(f"weight group {name}: the {world_size - 1} engine ranks did not all join: {error}") from error
         distributed_c10d._world.pg_group_ranks[self._group] = {rank: rank for rank in range(world_size)}
 

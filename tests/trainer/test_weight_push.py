@@ -1,6 +1,7 @@
 """The exchange with the hub, over real HTTP and a real gloo group; the hub is scripted, to fail where it should."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -39,6 +40,8 @@ class Hub(ThreadingHTTPServer):
         self.script, self.folder = script, folder
         self.calls, self.refusals, self.engines = [], [], []
         self.num_groups = 0
+        self.world_size = 2
+        self.was_listening = []
         self.description = None
         self.listed = [{"id": "e", "url": "http://127.0.0.1:9", "state": "ready"}]
         self.notices = []
@@ -58,6 +61,8 @@ class Hub(ThreadingHTTPServer):
             return 200, self.form_group(body)
         if path == "/weight_updates":
             return 200, {"update_id": "u1"}
+        if path.endswith("/ready"):
+            self.was_listening.append(self.is_trainer_listening())
         if path == "/engines":
             return 200, self.listed
         if path == "/weights":
@@ -67,10 +72,16 @@ class Hub(ThreadingHTTPServer):
     def form_group(self, body):
         self.num_groups += 1
         name = f"headrace-{body['epoch']}-{self.num_groups}"
-        arguments = [body["master_address"], str(body["master_port"]), "1", "2", name, json.dumps(self.description)]
+        self.master = (body["master_address"], body["master_port"])
+        arguments = [*map(str, self.master), "1", str(self.world_size), name, json.dumps(self.description)]
         output = self.folder / f"engine-{self.num_groups}.pt"
         self.engines.append(subprocess.Popen([sys.executable, str(self.script), *arguments, str(output)], stdin=subprocess.PIPE))
-        return {"group_name": name, "world_size": 2, "engines": [{"id": "e", "url": "http://127.0.0.1:9", "rank_offset": 1}]}
+        engines = [{"id": "e", "url": "http://127.0.0.1:9", "rank_offset": 1}]
+        return {"group_name": name, "world_size": self.world_size, "engines": engines}
+
+    def is_trainer_listening(self):
+        with socket.socket() as knock:
+            return knock.connect_ex(self.master) == 0
 
     def received(self):
         assert self.engines[-1].wait(60) == 0
@@ -120,8 +131,8 @@ def pusher(hub, one_rank, monkeypatch):
     pusher.close()
 
 
-def new_pusher(address, *, patience_s=30.0, notice=lambda _: None):
-    settings = WeightPushSection(backend="gloo", bucket_mib=1, timeout_s=30.0)
+def new_pusher(address, *, patience_s=30.0, timeout_s=30.0, notice=lambda _: None):
+    settings = WeightPushSection(backend="gloo", bucket_mib=1, timeout_s=timeout_s)
     return WeightPusher(
         HubClient(address, timeout_s=30.0),
         settings,
@@ -203,6 +214,16 @@ def test_a_load_that_fails_every_time_ends_in_the_hubs_sentence(hub, pusher, mon
     with pytest.raises(WeightUpdateError, match="engine e has no weight of that name"):
         pusher.push(SOURCE, 3)
     assert hub.num_groups == 2
+
+
+def test_engines_that_came_are_let_go_before_the_hub_is_asked_which_one_did_not(hub, one_rank, monkeypatch):
+    monkeypatch.setattr(weight_push, "MAX_FAILURES", 1)
+    hub.world_size = 3
+    pusher = new_pusher(hub.address, timeout_s=1.0)
+    with pytest.raises(WeightUpdateError, match="the 2 engine ranks did not all join"):
+        pusher.push(SOURCE, 3)
+    assert hub.was_listening == [False], "its store is what they wait at"
+    pusher.close()
 
 
 def test_a_hub_that_is_away_is_a_sentence(one_rank, free_port):
