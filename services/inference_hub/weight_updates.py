@@ -103,7 +103,7 @@ class WeightUpdates:
         self._before_restart = record
 
     async def watch(self) -> None:
-        """Fails the update whose deadline passes. Runs as long as the hub."""
+        """Fails the update whose deadline passes while no engine is asked for anything. Runs as long as the hub."""
         while True:
             update = self.update
             if update is None or update.progress.is_over:
@@ -111,6 +111,10 @@ class WeightUpdates:
                 await self._update_began.wait()
             elif (remaining_s := update.progress.remaining_s(time.monotonic())) > 0:
                 await asyncio.sleep(remaining_s)
+            elif pending := [call for call in update.calls if not call.done()]:
+                # An engine's call has a deadline of its own, and its step knows what the others can do without it.
+                await asyncio.wait(pending)
+                update.progress.renew(now=time.monotonic())
             else:
                 self._fail(
                     update,

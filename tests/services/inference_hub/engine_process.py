@@ -19,7 +19,8 @@ import torch.distributed as dist
 from aiohttp import web
 from torch.distributed import HashStore, PrefixStore, distributed_c10d, rendezvous
 
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=20)
+"""Of its process groups, longer than the hub waits for it. SGLang's is torch's half an hour."""
 
 
 class Engine:
@@ -53,6 +54,7 @@ class Engine:
         return application
 
     async def server_info(self, request):
+        await asyncio.get_running_loop().run_in_executor(self.scheduler, lambda: None)
         return web.json_response({"version": "0.5.23", "tp_size": 1, "dp_size": 1})
 
     async def model_info(self, request):

@@ -227,11 +227,25 @@ async def test_an_engine_that_hangs_in_a_broadcast_does_not_hang_the_hub(serve_h
         await trainer.form_group()
         _, begun = await trainer.begin(1)
         status, _ = await trainer.load(begun["update_id"], is_last=True)
-        assert status in (409, 502)
+        assert status == 502
         await served.wait_until(lambda: len(served.hub.registry.live) == 1, description="the hanging engine is given up")
         await trainer.form_group("epoch-2")
         await trainer.push(1)
         assert (await served.generate([1], 1))[0] == 200
+
+
+async def test_an_engine_that_hangs_after_the_last_bucket_is_left_out_at_the_deadline_and_the_others_commit(
+    serve_hub, start_engine, make_trainer
+):
+    engines = [await start_engine() for _ in range(2)]
+    async with serve_hub(*(engine.url for engine in engines), weight_update_timeout_s=3.0) as served:
+        await ready(served, 2)
+        engines[1].hanging.add("end_weight_update")
+        trainer = make_trainer(served)
+        await trainer.form_group()
+        status, report = await trainer.push(1)
+        assert (status, report["engines"]) == (200, [engines[0].url])
+        assert "must answer /end_weight_update within 3 s" in report["left_out"][engines[1].url]
 
 
 async def test_an_engine_that_hangs_while_joining_is_left_out_of_the_next_group(serve_hub, start_engine, make_trainer):
