@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
+from services.env_agents.cancelling import cancel_all
 from services.env_agents.episode import EnvironmentAgent
 from services.env_agents.episode_log import EpisodeIdentity
-from services.env_agents.holds import Hold, end
+from services.env_agents.holds import Hold
 from services.env_agents.identifiers import uuid7
 from services.env_agents.registry import EnvironmentRegistry, RegisteredEnvironment
 from services.env_agents.tasks import Task
@@ -67,7 +68,7 @@ class Evaluator:
             while (trajectory := await ended.get()) is not None:
                 yield EvaluationLine(trajectory=trajectories.encode(trajectory))
         finally:
-            await end(playing)
+            await cancel_all([playing])
         await playing
 
     def plan(self, request: EvaluationRequest) -> Plan:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
+from services.env_agents.cancelling import cancel_all
 from services.env_agents.identifiers import uuid7
 from shared.ledger import AdmissionLedger
 
@@ -29,13 +30,6 @@ async def held(ledger: AdmissionLedger, *, lease_s: float, passing: tuple[type[E
     try:
         yield
     finally:
-        await end(renewing)
+        await cancel_all([renewing])
         with contextlib.suppress(*passing):
             await ledger.hold(hold_id, lease_ms=0)
-
-
-async def end(task: asyncio.Task[None]) -> None:
-    """Cancels again until it ends: see `_cancel_all` in rollout_loop.py."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=1.0)

@@ -13,6 +13,7 @@ from typing import TypeVar
 import redis
 from redis.exceptions import NoPermissionError
 
+from services.env_agents.cancelling import cancel_all
 from services.env_agents.episode import EnvironmentAgent
 from services.env_agents.episode_log import EpisodeIdentity
 from services.env_agents.episode_statistics import RunStatistics
@@ -38,7 +39,6 @@ _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
 _ADOPTION_TIMEOUT_S = 1.0
 _RELEASE_TIMEOUT_S = 1.0
-_CANCEL_AGAIN_S = 1.0
 
 _logger = logging.getLogger(__name__)
 
@@ -116,9 +116,9 @@ class RolloutLoop:
             # An adoption that is cut off half way would keep its group from others for as long as a lease.
             await asyncio.wait([adopting], timeout=_ADOPTION_TIMEOUT_S)
             await self._wait_for_episodes()
-            await _cancel_all([adopting, *keepers])
+            await cancel_all([adopting, *keepers])
             left = list(self._group_by_id)  # From here on nobody begins an episode.
-            await _cancel_all(self._episode_tasks())
+            await cancel_all(self._episode_tasks())
             await self._release_leases(left)
 
     def stop(self) -> None:
@@ -402,12 +402,3 @@ class RolloutLoop:
 def _now() -> float:
     """Seconds on the event loop's clock."""
     return asyncio.get_running_loop().time()
-
-
-async def _cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancels until they have ended: redis-py awaits `wait_for`, which before Python 3.12 can lose a cancellation."""
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
