@@ -17,20 +17,12 @@ from services.standalone import printing
 from services.standalone.connections import ServiceApi
 from shared import strict_yaml
 from shared.configuration import Configuration
+from shared.evaluation import EpisodeStatistics
 
 TIMEOUT_S: Final = 120.0
 """Registering waits for an import, or for an environment server that is starting."""
 COLUMNS: Final = ("environment", "weight", "paused", "episodes", "success", "reward", "outcomes")
 """They fit a terminal of 80 columns; what is long has a line below."""
-
-
-class Statistics(msgspec.Struct, frozen=True):
-    """How recent episodes of an environment went, as the agents tell it."""
-
-    episodes: int
-    success_rate: float | None
-    mean_reward: float | None
-    outcomes: Mapping[str, int]
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -50,7 +42,7 @@ class Description(msgspec.Struct, frozen=True):
     url: str | None
     weight: float
     is_paused: bool
-    statistics: Statistics
+    statistics: EpisodeStatistics
     last_problem: Problem | None
 
 
