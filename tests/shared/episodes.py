@@ -5,6 +5,20 @@ from shared.trajectory import Outcome, Timings, Trajectory
 from shared.versions import VersionSpan
 
 
+def admitted_group(environment: str, *, size: int = 1) -> GroupRecord:
+    """The first group of a run, complete with its first episode."""
+    return GroupRecord(
+        group_id="g",
+        group_size=size,
+        num_needed=1,
+        environment=environment,
+        task_index=0,
+        attempt=0,
+        admitted_version=0,
+        start_number=1,
+    )
+
+
 def finished_episode(group: GroupRecord, sample_index: int) -> Trajectory:
     """Episode `sample_index` of `group`."""
     return Trajectory(

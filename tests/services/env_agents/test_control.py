@@ -7,9 +7,9 @@ from services.env_agents.documentation import openapi
 from services.env_agents.episode_statistics import RunStatistics
 from shared import trajectory as trajectories
 from shared.evaluation import EvaluationLine
-from shared.ledger import AdmissionLedger, GroupRecord
+from shared.ledger import AdmissionLedger
 from tests.services.openapi_walk import operations
-from tests.shared.episodes import finished_episode
+from tests.shared.episodes import admitted_group, finished_episode
 
 CALCULATOR = {"name": "calculator", "import_path": "examples.calculator:Calculator", "tasks": {"kind": "seeds", "count": 3}}
 
@@ -173,16 +173,7 @@ async def test_body_that_is_not_json_is_answered_with_a_sentence(http, content):
 async def test_statistics_are_the_runs_whichever_process_is_asked(http, redis_async, keys):
     await http.post("/environments", json=CALCULATOR)
     other = RunStatistics(redis_async, keys, process="another:7")
-    group = GroupRecord(
-        group_id="g",
-        group_size=1,
-        num_needed=1,
-        environment="calculator",
-        task_index=0,
-        attempt=0,
-        admitted_version=0,
-        start_number=1,
-    )
+    group = admitted_group("calculator")
     await other.add(finished_episode(group, 0))
     [listed] = (await http.get("/environments")).json()
     shown = (await http.get("/environments/calculator")).json()

@@ -5,24 +5,14 @@ from msgspec.structs import replace
 
 from services.env_agents.episode_statistics import WINDOW, RunStatistics
 from shared.evaluation import EpisodeStatistics
-from shared.ledger import GroupRecord
 from shared.trajectory import Outcome
-from tests.shared.episodes import finished_episode
+from tests.shared.episodes import admitted_group, finished_episode
 
 NOON = datetime.datetime(2026, 2, 3, 12, tzinfo=datetime.UTC)
 
 
 def episode(environment="calculator", *, reward=0.0, outcome=Outcome.COMPLETED, detail=""):
-    group = GroupRecord(
-        group_id="g",
-        group_size=1,
-        num_needed=1,
-        environment=environment,
-        task_index=0,
-        attempt=0,
-        admitted_version=0,
-        start_number=1,
-    )
+    group = admitted_group(environment)
     fields = {"reward": reward, "outcome": outcome, "detail": detail, "finished_at": NOON.timestamp()}
     return replace(finished_episode(group, 0), **fields)
 

@@ -13,9 +13,8 @@ from shared import strict_yaml
 from shared.configuration import Configuration
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec, FunctionReward, RewardRetries, SeedTasks
 from shared.errors import ConfigurationError
-from shared.ledger import GroupRecord
 from tests.services.standalone.test_evaluated_model import make_checkpoint
-from tests.shared.episodes import finished_episode
+from tests.shared.episodes import admitted_group, finished_episode
 
 HELD_OUT = SeedTasks(start=1_000, count=8)
 
@@ -88,16 +87,7 @@ def test_longest_silence_is_that_of_an_episode_and_every_try_of_its_reward():
 
 def test_progress_without_a_terminal_is_a_line_for_each_tenth():
     shown = io.StringIO()
-    group = GroupRecord(
-        group_id="g",
-        group_size=20,
-        num_needed=1,
-        environment="a",
-        task_index=0,
-        attempt=0,
-        admitted_version=0,
-        start_number=1,
-    )
+    group = admitted_group("a", size=20)
     with EvaluationDisplay(Console(file=shown, width=120)) as display:
         display.state_changed("redis", State.STARTING, 0.0)
         display.state_changed("redis", State.READY, 0.25)

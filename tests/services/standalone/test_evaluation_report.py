@@ -9,9 +9,8 @@ from rich.console import Console
 
 from services.standalone import printing
 from services.standalone.evaluation_report import Evaluation, environment_result, overview, wilson_interval
-from shared.ledger import GroupRecord
 from shared.trajectory import Outcome
-from tests.shared.episodes import finished_episode
+from tests.shared.episodes import admitted_group, finished_episode
 
 
 @pytest.mark.parametrize(
@@ -38,16 +37,7 @@ def test_interval_holds_the_rate_and_is_the_same_for_failures(counts):
 
 
 def episodes(*endings: tuple[Outcome, float, str]):
-    group = GroupRecord(
-        group_id="g",
-        group_size=len(endings),
-        num_needed=1,
-        environment="calculator",
-        task_index=0,
-        attempt=0,
-        admitted_version=0,
-        start_number=1,
-    )
+    group = admitted_group("calculator", size=len(endings))
     return [
         msgspec.structs.replace(finished_episode(group, index), outcome=outcome, reward=reward, detail=detail)
         for index, (outcome, reward, detail) in enumerate(endings)
