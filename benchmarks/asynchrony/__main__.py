@@ -63,12 +63,12 @@ def measure_real_stack(seeds: Sequence[int], num_updates: int, policies: Sequenc
 
 def simulate_all(only: str) -> None:
     from benchmarks.asynchrony import experiments, report
-    from benchmarks.asynchrony.ledger_seam import served_redis
     from benchmarks.asynchrony.outcome import Outcome
     from benchmarks.asynchrony.stack import simulate
     from benchmarks.asynchrony.system import System
     from benchmarks.asynchrony.virtual_time import run
     from benchmarks.asynchrony.workloads import Workload
+    from benchmarks.redis_server import served_redis
 
     began = time.monotonic()
     rows, wasted = [], []

@@ -1,13 +1,8 @@
 """The ledger in a real Redis under a virtual clock: the clock stands still while Redis answers."""
 
 import asyncio
-import contextlib
-import subprocess
-import tempfile
-import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from pathlib import Path
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any, Self
 
 import redis
@@ -15,43 +10,12 @@ import redis.asyncio
 
 from benchmarks.asynchrony.modelled_environment import World
 from benchmarks.asynchrony.virtual_time import virtual_loop
-from services.standalone.redis_server import redis_executable
 from shared.keys import Keys
 from shared.ledger import AdmissionLedger, Ending, GroupRecord, Receipt
 from shared.trajectory import Trajectory
 
 LONG_MS = 10_000_000_000
 """A lease longer than any run: leases expire by Redis's clock, which is real."""
-
-
-@contextlib.contextmanager
-def served_redis() -> Iterator[str]:
-    """A Redis on a Unix socket of its own; yields its address."""
-    with tempfile.TemporaryDirectory() as folder:
-        socket = Path(folder) / "redis.sock"
-        command = [
-            redis_executable(),
-            "--port",
-            "0",
-            "--unixsocket",
-            str(socket),
-            "--dir",
-            folder,
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            try:
-                deadline = time.monotonic() + 20
-                while not socket.exists():
-                    if time.monotonic() > deadline:
-                        raise TimeoutError("Redis did not start within 20 s")
-                    time.sleep(0.02)
-                yield f"unix://{socket}"
-            finally:
-                process.terminate()
 
 
 class CountedRedis(redis.asyncio.Redis):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.redis_server import redis_command
 from services.standalone.ports import free_ports
-from services.standalone.redis_server import redis_executable
 
 START_TIMEOUT_S = 90.0
 ENGINE_START_TIMEOUT_S = 480.0
@@ -130,20 +130,7 @@ class Processes:
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         (folder / "config.json").write_text("{}")
         socket = folder / "redis.sock"
-        redis = [
-            redis_executable(),
-            "--port",
-            "0",
-            "--unixsocket",
-            str(socket),
-            "--dir",
-            str(folder),
-            "--save",
-            "",
-            "--appendonly",
-            "yes",
-        ]
-        self._start("redis", redis, self._other_cores)
+        self._start("redis", redis_command(socket, append_only=True), self._other_cores)
         wait_until(socket.exists, "Redis listens")
         run_file = folder / "run.yaml"
         content = {

@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--more", action="store_true", help="also both without recomputing activations, and TRL row by row")
     parser.add_argument("--keep", type=Path, help="where models and logs are left (default: they are removed)")
     arguments = parser.parse_args()
-    from benchmarks.asynchrony.ledger_seam import served_redis
+    from benchmarks.redis_server import served_redis
     from benchmarks.trainer import workload
 
     with tempfile.TemporaryDirectory() as temporary, served_redis() as redis_url:
