@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-compose lint format lock bench-hub bench-async bench-trainer bench-learning clean
+.PHONY: help install demo test test-compose lint audit format lock chaos soak bench-hub bench-weights bench-async bench-trainer bench-learning clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -61,6 +61,9 @@ lint: install ## style, format and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+audit: install ## known vulnerabilities of what the images have, where their database can be reached
+	@.ci/audit
+
 format: install ## rewrite the code in its format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -72,9 +75,18 @@ lock: install ## choose the images' packages anew: what the tests run with in .v
 	@$(LOCK) --generate-hashes --extra agents --extra cli --no-emit-package huggingface-hub --no-emit-package hf-xet > $(LOCKS)/env-agents.txt
 	@$(LOCK) --extra trainer --extra agents --extra examples --extra cli | grep -vE '^($(WITH_TORCH))' > $(LOCKS)/trainer.txt
 
+chaos: install ## kill and stop the processes of a real run for 5 minutes, and account for every trajectory (about 9 minutes)
+	@$(BIN)/python -m benchmarks.chaos
+
+soak: install ## the whole run under load for half an hour, and what grew (about 33 minutes)
+	@$(BIN)/python -m benchmarks.soak
+
 bench-hub: install ## the hub beside smg and sglang-router (about 10 minutes on an idle machine)
 	@$(PIP) -c $(CONSTRAINTS) -e '.[routers]'
 	@$(BIN)/python -m benchmarks.hub
+
+bench-weights: install ## what a weight update costs on real engines (about 10 minutes)
+	@$(BIN)/python -m benchmarks.weights
 
 bench-async: install ## what asynchrony gains over synchronous training, under virtual time (about 8 minutes)
 	@$(BIN)/python -m benchmarks.asynchrony

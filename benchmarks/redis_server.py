@@ -3,10 +3,10 @@
 import contextlib
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.waiting import wait_until
 from services.standalone.redis_server import redis_executable
 
 START_TIMEOUT_S = 20.0
@@ -25,11 +25,7 @@ def served_redis() -> Iterator[str]:
         socket = Path(folder) / "redis.sock"
         with subprocess.Popen(redis_command(socket, append_only=False), stdout=subprocess.DEVNULL) as process:
             try:
-                deadline = time.monotonic() + START_TIMEOUT_S
-                while not socket.exists():
-                    if time.monotonic() > deadline:
-                        raise TimeoutError(f"Redis did not start within {START_TIMEOUT_S:g} s")
-                    time.sleep(0.02)
+                wait_until(socket.exists, "Redis listens", timeout_s=START_TIMEOUT_S, process=process)
                 yield f"unix://{socket}"
             finally:
                 process.terminate()

@@ -23,6 +23,7 @@ from shared.loss_settings import CorrectionSection, KlSection, PolicyLossSection
 from shared.names import Name
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
+WeightTransport = Literal["broadcast", "disk", "tensor"]
 
 ADDRESS_VARIABLES: Mapping[str, str] = {
     "HEADRACE_REDIS_URL": "redis.url",
@@ -115,11 +116,16 @@ class InferenceHubSection(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """Engines tried for one generate call before the caller sees an error."""
     max_waiting_calls: PositiveInt = 65_536
     """Calls that wait in the hub for an engine; one more is answered 429."""
+    max_body_bytes: PositiveInt = 16 * 2**20
+    """Of a generate call; a larger one is answered 413."""
     segment_tokens: PositiveInt | None = None
     """A longer generation is asked for in pieces of so many tokens: what an engine that dies takes with it. None: in one piece."""
     routing: Literal["affinity", "least_tokens", "round_robin", "power_of_two"] = "affinity"
     """affinity: an episode stays with the engine whose cache holds its prefix, until that is overloaded."""
     probe_interval_s: PositiveFloat = 2.0
+    hang_timeout_s: PositiveFloat = 60.0
+    """An engine with calls that shows no progress for so long is taken out, and its calls go on elsewhere. Above its longest step:
+    a chunk of a prefill, or kernels that are compiled when they are first used."""
     weight_update_timeout_s: PositiveFloat = 300.0
     """Deadline of each step of a weight update."""
     engine_hosts: tuple[str, ...] = ("*",)
@@ -142,7 +148,10 @@ class EnvAgentsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     renderer_options: dict[str, Any] = {}
     """Options of the renderer, such as enable_thinking."""
     import_allowlist: tuple[str, ...] = ("examples",)
-    """Packages that environments may be imported from."""
+    """Packages that environments, rewards and filters may be imported from, and have to be defined in."""
+    environment_hosts: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
+    """Hosts at which remote environments and HTTP rewards may be: names, patterns such as *.cluster.local, networks such as
+    10.0.0.0/8 that every address of a name has to be in. By default this machine's own."""
     environments: tuple[EnvironmentSpec, ...] = ()
     """Registered at start; more by POST /environments."""
     lease_s: PositiveFloat = 30.0
@@ -172,11 +181,23 @@ class EvaluationSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class WeightPushSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    transport: WeightTransport = "broadcast"
+    """broadcast: from rank 0 over `backend`. disk: safetensors in `directory`, for engines across a slow link. tensor: engines on
+    the trainer's own node map rank 0's memory, of the GPU or of the machine."""
+    directory: str | None = None
+    """With transport: disk, a folder that trainer and engines see under the same path."""
     backend: Literal["gloo", "nccl"] = "nccl"
     bucket_mib: PositiveInt = 512
+    """Up to two buckets are in memory at a time, beside the model."""
     mode: Literal["in_place", "retract"] = "in_place"
     """What running requests do: keep their KV cache, or recompute it under the new weights."""
-    timeout_s: PositiveFloat = 300.0
+    rolling_groups: PositiveInt = 1
+    """Above 1, engines are updated in so many groups by turns, and the others go on generating."""
+    verify_every: PositiveInt = 50
+    """Checksums of the engines' weights are compared with the trainer's on the first update, every so many, and after a failure."""
+    timeout_s: PositiveFloat = 120.0
+    """Longest wait for a group to form, and for one bucket. Below inference_hub.weight_update_timeout_s, so that engines which wait
+    for one that hangs are let go before the hub gives them up too."""
 
 
 class LoraSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -270,6 +291,17 @@ class TrainerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
+class UpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `headrace up` starts besides the engines, and starts again. Elsewhere Compose, Kubernetes or systemd decides."""
+
+    agent_processes: PositiveInt = 1
+    """The first is at env_agents.port; the ports of the others are chosen."""
+    max_restarts: NonNegativeInt = 10
+    """A process that ends unasked is started again, at most so many times within `restart_window_s`; one more ends the run. 0: the
+    first one does. A process that never worked is not started again."""
+    restart_window_s: PositiveFloat = 600.0
+
+
 class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A whole run file."""
 
@@ -279,6 +311,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     engines: EnginesSection = EnginesSection()
     inference_hub: InferenceHubSection = InferenceHubSection()
     env_agents: EnvAgentsSection = EnvAgentsSection()
+    up: UpSection = UpSection()
     trainer: TrainerSection
 
     def __post_init__(self) -> None:
@@ -295,6 +328,12 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ValueError(
                 f"rollout.async_generation_ratio must be a finite number >= 0, got {self.rollout.async_generation_ratio}; "
                 "it bounds the stream"
+            )
+        push = self.trainer.weight_push
+        if (push.transport == "disk") != (push.directory is not None):
+            raise ValueError(
+                "trainer.weight_push.directory must be given with transport: disk and only then, got "
+                f"{push.directory!r} with transport: {push.transport}; give a folder that trainer and engines share"
             )
 
     def _check_advantages(self) -> None:

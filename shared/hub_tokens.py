@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from shared.bearer_tokens import headers, read_token
 from shared.errors import ConfigurationError
-from shared.secret_values import read_secret
 
 CLIENT_VARIABLE: Final = "HEADRACE_HUB_TOKEN"
 CONTROL_VARIABLE: Final = "HEADRACE_HUB_CONTROL_TOKEN"
@@ -28,23 +28,19 @@ class HubTokens:
     @property
     def for_generating(self) -> dict[str, str]:
         """Headers of a generate call."""
-        return _headers(self.client or self.control)
+        return headers(self.client or self.control)
 
     @property
     def for_control(self) -> dict[str, str]:
         """Headers of every other request."""
-        return _headers(self.control)
+        return headers(self.control)
 
 
 def hub_tokens(environment_variables: Mapping[str, str] = os.environ) -> HubTokens:
     """The tokens that this process has. Raises: ConfigurationError if one cannot be sent in a header."""
-    found = [read_secret(variable, "a token of the hub", environment_variables) for variable in (CLIENT_VARIABLE, CONTROL_VARIABLE)]
-    for variable, token in zip((CLIENT_VARIABLE, CONTROL_VARIABLE), found, strict=True):
-        if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-            raise ConfigurationError(
-                f"{variable} must be printable ASCII without spaces, and is not; make one with openssl rand -hex 32"
-            )
-    return HubTokens(*found)
+    return HubTokens(
+        *(read_token(variable, "a token of the hub", environment_variables) for variable in (CLIENT_VARIABLE, CONTROL_VARIABLE))
+    )
 
 
 def required_tokens(environment_variables: Mapping[str, str] = os.environ) -> HubTokens:
@@ -61,7 +57,3 @@ def required_tokens(environment_variables: Mapping[str, str] = os.environ) -> Hu
             f"{CLIENT_VARIABLE} and {CONTROL_VARIABLE} must differ, and are the same; an agent could push weights with it"
         )
     return tokens
-
-
-def _headers(token: str | None) -> dict[str, str]:
-    return {} if token is None else {"Authorization": f"Bearer {token}"}

@@ -23,7 +23,7 @@ All keys of a run share the hash tag `{run_id}`, so that one Lua script may touc
 | last_problems | hash    | environment name → why its last bad episode ended, JSON  | env_agents     | registered environments    |
 | pipeline      | string  | PipelineReport of the last updates, JSON                 | trainer        | one report                 |
 | engines       | hash    | engine URL → registration, JSON                          | inference_hub  | registered engines         |
-| weights       | hash    | version and epoch of the weights in force                | inference_hub  | a few fields               |
+| weights       | hash    | weights in force, the trainer's address, the last update | inference_hub  | a few fields               |
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The address of Redis with its secret: `redis.url` of the run file, and the password that only the environment carries.
 
-    client = redis.Redis.from_url(connection_url(configuration.redis.url))
+    client = redis.Redis.from_url(connection_url(configuration.redis.url), protocol=PROTOCOL)
 
 A URL with its password is made where a client is made, and goes nowhere else: what is written or printed has none.
 """
@@ -18,6 +18,9 @@ PASSWORD_VARIABLE: Final = "HEADRACE_REDIS_PASSWORD"  # noqa: S105 - a name
 PASSWORD_FILE_VARIABLE: Final = "HEADRACE_REDIS_PASSWORD_FILE"  # noqa: S105 - a name
 """Path of a file that holds the password, as Docker and Kubernetes mount secrets."""
 HOW_TO_GIVE: Final = f"{PASSWORD_VARIABLE}, or in a file that {PASSWORD_FILE_VARIABLE} names"
+PROTOCOL: Final = 2
+"""Of every connection. Over RESP3 redis-py 8 listens for notices of maintenance, and does not look whether Redis has closed an idle
+connection: after a restart of Redis each of them would fail a command, minutes later."""
 
 _URL = re.compile(r"(?P<scheme>rediss?|unix)://(?:(?P<user>[^:@/?#\s]*)(?::(?P<password>[^@/?#\s]*))?@)?(?P<location>[^@\s]+)")
 _QUERY_PASSWORD = re.compile(r"([?&]password=)[^&#\s'\"]*")

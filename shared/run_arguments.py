@@ -2,6 +2,10 @@
 
 import argparse
 from pathlib import Path
+from typing import Final
+
+BAD_INPUT: Final = 2
+"""Exit status of a process that cannot use what it was given: started again, it would end the same way."""
 
 
 def run_parser(*, prog: str, description: str | None, epilog: str) -> argparse.ArgumentParser:

@@ -3,9 +3,10 @@
 import difflib
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import yaml
@@ -15,6 +16,9 @@ from shared.names import NAME_PATTERN, NAME_RULE
 from shared.redis_address import masked
 
 T = TypeVar("T")
+
+LONGEST_VALUE: Final = 500
+"""Characters of a wrong value that are shown."""
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `\$(?P<path>[^`]*)`)?")
 _PATH_SUFFIX = re.compile(r" - at `\$(?P<path>[^`]*)`$")
@@ -33,11 +37,11 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+
 def load_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises: ConfigurationError if there is none."""
     try:
-        raw = yaml.load(path.read_text(), _Loader)  # noqa: S506 - a SafeLoader
+        raw = _parse(path.read_text(), str(path))
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {os.strerror(error.errno or 0)}; give an existing run file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not YAML: {masked(' '.join(str(error).split()))}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is not YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigurationError(f"{path} must hold a mapping of sections, got {type(raw).__name__}")
     return raw
@@ -49,7 +53,32 @@ def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> None:
         dotted, separator, value = override.partition("=")
         if not separator or not dotted:
             raise ConfigurationError(f"an override must look like section.key=value, got {masked(repr(override))}")
-        set_by_path(raw, dotted, yaml.load(value, _Loader))  # noqa: S506 - a SafeLoader
+        set_by_path(raw, dotted, _parse(value, f"the value of {dotted}"))
+
+
+def _parse(text: str, what: str) -> Any:
+    """Raises: ConfigurationError. A date that is none, or an integer of thousands of digits, is a ValueError of PyYAML's."""
+    try:
+        value = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        if _contains_itself(value, set(), set()):
+            raise ConfigurationError(f"{what} must hold no value that contains itself, by an alias; write it out")
+        return value
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{what} is not YAML: {masked(' '.join(str(error).split()))}; quote what is meant as text"
+        ) from error
+
+
+def _contains_itself(value: Any, above: set[int], seen: set[int]) -> bool:
+    """Args: above: ids of what holds `value`. seen: of what was looked through."""
+    if not isinstance(value, dict | list) or id(value) in seen:
+        return id(value) in above
+    inner = value.values() if isinstance(value, dict) else value
+    seen.add(id(value))
+    above.add(id(value))
+    found = any(_contains_itself(each, above, seen) for each in inner)
+    above.discard(id(value))
+    return found
 
 
 def set_by_path(raw: dict[str, Any], dotted: str, value: Any) -> None:
@@ -68,6 +97,8 @@ def decode(raw: Mapping[str, Any], struct: type[T], *, source: str) -> T:
     """`raw` as `struct`. Raises: ConfigurationError that names `source`, the key, the rule and the value."""
     try:
         return msgspec.convert(raw, struct)
+    except RecursionError as error:
+        raise ConfigurationError(f"{source}: values must be nested less deep than {sys.getrecursionlimit()} levels") from error
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{source}: {_explain(str(error), raw, struct)}") from error
 
@@ -83,15 +114,20 @@ def _explain(message: str, raw: Mapping[str, Any], struct: type) -> str:
     if unknown := _UNKNOWN_FIELD.match(message):
         field, path = unknown["field"], (unknown["path"] or "").lstrip(".")
         remedy = hint(field, _fields_at(struct, path, raw), otherwise="known keys")
-        return f"unknown key {f'{path}.{field}' if path else field!r}; {remedy}"
+        return f"unknown key {_shown(f'{path}.{field}' if path else field)}; {remedy}"
     match = _PATH_SUFFIX.search(message)
     if not match or not match["path"]:
         return message.removesuffix(" - at `$`")
     path, value = match["path"].lstrip("."), _value_at(raw, match["path"])
     rule = _rule(message[: match.start()], struct, path, raw)
-    if value is None and _GOT_TYPE.search(rule):
-        return f"{path}: {rule}"
-    return f"{path}: {_GOT_TYPE.sub('', rule)}, got {masked(repr(value))}"
+    if isinstance(value, Mapping) or (value is None and _GOT_TYPE.search(rule)):
+        return f"{path}: {rule}"  # A rule about several keys names those and their values itself.
+    return f"{path}: {_GOT_TYPE.sub('', rule)}, got {_shown(value)}"
+
+
+def _shown(value: object) -> str:
+    words = masked(repr(value))
+    return words if len(words) <= LONGEST_VALUE else f"{words[:LONGEST_VALUE]}…"
 
 
 def _rule(rule: str, struct: type, path: str, raw: Any) -> str:

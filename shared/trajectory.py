@@ -11,10 +11,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from shared.decoding import UNDECODABLE
 from shared.errors import NewerSchemaError, RecordError
 from shared.versions import VersionSpan, oldest_version
 
 SCHEMA_VERSION: Final = 1
+MAX_VERSION: Final = 2**53
+"""Every process counts versions up to it exactly, Redis's Lua with its doubles too."""
 SUCCESS_REWARD: Final = 1.0
 """An episode with at least this total reward is a success."""
 
@@ -124,13 +127,18 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not 0 <= self.sample_index < self.group_size:
             raise ValueError(f"sample_index must be in [0, {self.group_size}), got {self.sample_index}")
-        covered = np.zeros(num_tokens, dtype=np.uint8)
+        covered = np.zeros(num_tokens, dtype=np.int64)
         for span in self.version_spans:
             if not 0 <= span.start < span.end <= num_tokens:
                 raise ValueError(f"version span [{span.start}, {span.end}) must lie in [0, {num_tokens})")
+            if not 0 <= span.version <= MAX_VERSION:
+                raise ValueError(f"a policy version must be in [0, {MAX_VERSION}], got {span.version}")
             covered[span.start : span.end] += 1
         if np.any(covered[self.loss_mask == 1] != 1):
             raise ValueError("every sampled token must lie in exactly one version span")
+        for turn in self.turns:
+            if not 0 <= turn.start <= turn.end <= num_tokens:
+                raise ValueError(f"turn [{turn.start}, {turn.end}) must lie in [0, {num_tokens})")
 
     @property
     def num_tokens(self) -> int:
@@ -204,5 +212,5 @@ def decode(record: bytes) -> Trajectory:
                 "upgrade the process that reads it"
             )
         return _decoder.decode(record)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise RecordError(f"not a trajectory record ({len(record)} bytes): {error}") from error

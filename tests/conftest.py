@@ -11,14 +11,17 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import hypothesis
 import pytest
 import redis
 
+from benchmarks.timeline import Timeline
 from services.standalone.ports import free_ports
-from services.standalone.redis_server import redis_executable
+from services.standalone.redis_server import redis_executable, write_access
 from shared.keys import Keys
 
 ENGINE_START_TIMEOUT_S = 180.0
@@ -61,9 +64,37 @@ def _redis_server(folder: Path, arguments: Sequence[str], password: str | None) 
 
 
 @pytest.fixture(scope="session")
-def redis_url(serve_redis: Callable[..., str]) -> str:
-    """A Redis of this test session's own, as a run needs it."""
-    return serve_redis("--appendonly", "yes", "--appendfsync", "no")
+def redis_url(serve_redis: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Redis of this test session's own, as a run needs it, which lets its clients do what a run needs.
+
+    Its user `narrow` may use no channels, and `operator` do everything.
+    """
+    access = write_access(tmp_path_factory.mktemp("access"), None)
+    with access.open("a") as file:
+        file.write("user narrow on nopass ~headrace:* resetchannels +@all -@dangerous +info\nuser operator on nopass ~* &* +@all\n")
+    return serve_redis("--appendonly", "yes", "--appendfsync", "no", "--include", str(access))
+
+
+@pytest.fixture(scope="session")
+def one_rank() -> Iterator[None]:
+    """This process as the only rank of a trainer."""
+    import torch  # Here, because most tests do without.
+
+    from trainer.model import start_ranks
+
+    start_ranks(timeout=timedelta(seconds=60))
+    yield
+    torch.distributed.destroy_process_group()
+    del os.environ["LOCAL_RANK"]
+
+
+@pytest.fixture
+def timeline(tmp_path: Path) -> Iterator[Timeline]:
+    """What a test of faults writes down: left in its folder, and where pytest shows it if the test fails."""
+    timeline = Timeline()
+    yield timeline
+    timeline.write(tmp_path / "timeline.txt")
+    sys.stdout.write(str(timeline))
 
 
 @pytest.fixture
@@ -101,8 +132,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@dataclass(frozen=True)
+class EngineProcess:
+    url: str
+    pid: int
+    """Of its HTTP process, which leads a group of its own."""
+
+
 @pytest.fixture(scope="session")
-def engine_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def engine_process(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     """A real SGLang engine on the CPU that serves `tiny_model`, started once for the session."""
     folder = tmp_path_factory.mktemp("engine")
     run_file = folder / "run.yaml"
@@ -122,10 +160,15 @@ trainer: {{num_updates: 1}}
         )
         try:
             _wait_until_ready(process, url, folder / "engine.log")
-            yield url
+            yield EngineProcess(url, process.pid)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+@pytest.fixture(scope="session")
+def engine_url(engine_process: EngineProcess) -> str:
+    return engine_process.url
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def exported(text: str) -> set[str]:
 
 def hub_metrics(redis_client) -> set[str]:
     gate = Gate()
-    return exported(generate_latest(Metrics(EngineRegistry(redis_client, Keys("run"), gate), gate).collectors).decode())
+    return exported(generate_latest(Metrics(EngineRegistry(redis_client, Keys("run"), gate), gate, []).collectors).decode())
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ import msgspec
 from safetensors import SafetensorError
 from torch import Tensor
 
+from shared.decoding import UNDECODABLE
 from shared.errors import ConfigurationError
 from trainer import ranks
 from trainer.random_state import RandomState
@@ -137,7 +138,7 @@ class Checkpoints:
         path = complete[-1]
         try:
             state = msgspec.json.decode((path / STATE_FILE).read_bytes(), type=RunState)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNDECODABLE) as error:
             raise ConfigurationError(
                 f"checkpoint {path} must have a readable {STATE_FILE}, and it is not: {error}; remove the checkpoint to resume "
                 "from the one before, or give another run.directory"

@@ -1,19 +1,20 @@
 """The inference hub's control plane, as the trainer calls it: weight groups and weight updates."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
+from shared.decoding import UNDECODABLE
 from shared.errors import EngineError, WeightUpdateError
 from shared.hub_tokens import hub_tokens
 from trainer.pipeline import EngineReading
-from trainer.weight_transport import Bucket
 
 T = TypeVar("T")
 
-USAGE_TIMEOUT_S = 5.0
-"""Short: a measure is not worth a pause of training."""
+QUESTION_TIMEOUT_S = 5.0
+"""Short: a question asked in passing is not worth a pause of training."""
 
 
 class GroupStaleError(WeightUpdateError):
@@ -24,11 +25,19 @@ class NoEngineError(WeightUpdateError):
     """No live engine is there to take weights."""
 
 
-class EngineAddress(msgspec.Struct, frozen=True):
+class AlreadyInForceError(WeightUpdateError):
+    """Every engine holds this version; an answer that said so was lost."""
+
+
+class GroupMember(msgspec.Struct, frozen=True):
+    id: str
     url: str
+    tensor_parallel_size: int = 1
+    model_path: str = ""
 
 
 class EngineReply(msgspec.Struct, frozen=True):
+    id: str
     url: str
     state: str
     problem: str | None = None
@@ -38,7 +47,7 @@ class EngineReply(msgspec.Struct, frozen=True):
 class WeightGroupReply(msgspec.Struct, frozen=True):
     group_name: str
     world_size: int
-    engines: tuple[EngineAddress, ...]
+    engines: tuple[GroupMember, ...]
 
 
 class WeightUpdateReply(msgspec.Struct, frozen=True):
@@ -46,13 +55,33 @@ class WeightUpdateReply(msgspec.Struct, frozen=True):
 
 
 class CommitReply(msgspec.Struct, frozen=True):
-    """Seconds. `pause_s` is the wall time without generation; the others lie within it."""
+    """Times in seconds. `pause_s` is the wall time without generation; the others lie within it."""
 
     version: int
+    engines: tuple[str, ...]
+    """URLs of those that hold the version."""
+    left_out: dict[str, str]
+    """URL of each that was left out on the way → why."""
+    is_verified: bool
     pause_s: float
     pause_call_s: float
     load_s: float
+    verify_s: float
     resume_s: float
+
+
+class BucketReply(msgspec.Struct, frozen=True):
+    report: CommitReply | None = None
+    """Of the last bucket."""
+
+
+class WeightsReply(msgspec.Struct, frozen=True):
+    """What is in force, and which engines lack it."""
+
+    version: int
+    epoch: str
+    ready_engines: int
+    wanting_engines: tuple[str, ...]
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -60,7 +89,11 @@ class Refusal(msgspec.Struct, frozen=True):
     code: str | None = None
 
 
-ERROR_BY_CODE: dict[str | None, type[WeightUpdateError]] = {"group_stale": GroupStaleError, "no_engine": NoEngineError}
+ERROR_BY_CODE: dict[str | None, type[WeightUpdateError]] = {
+    "group_stale": GroupStaleError,
+    "no_engine": NoEngineError,
+    "already_in_force": AlreadyInForceError,
+}
 
 
 class HubClient:
@@ -85,33 +118,51 @@ class HubClient:
 
     def usage(self) -> list[EngineReading]:
         """How long each engine was ready, idle and busy up to now."""
-        return self._call("GET", "/usage", list[EngineReading], timeout_s=USAGE_TIMEOUT_S)
+        return self._call("GET", "/usage", list[EngineReading], timeout_s=QUESTION_TIMEOUT_S)
 
-    def form_group(self, *, epoch: str, master_address: str, master_port: int, backend: str) -> WeightGroupReply:
-        master = {"master_address": master_address, "master_port": master_port, "backend": backend}
-        body = {"epoch": epoch, **master, "run_id": self._run_id}
+    def weights(self) -> WeightsReply:
+        return self._call("GET", "/weights", WeightsReply, timeout_s=QUESTION_TIMEOUT_S)
+
+    def form_group(
+        self,
+        *,
+        epoch: str,
+        master_address: str,
+        master_port: int,
+        backend: str,
+        presence_port: int | None = None,
+        transport: str = "broadcast",
+        engine_ids: Sequence[str] | None = None,
+    ) -> WeightGroupReply:
+        """Args: presence_port: where this trainer listens as long as it lives. engine_ids: None for all live engines."""
+        master: dict[str, Any] = {"master_address": master_address, "master_port": master_port, "presence_port": presence_port}
+        master |= {"backend": backend, "transport": transport}
+        body = {"epoch": epoch, **master, "engine_ids": engine_ids, "run_id": self._run_id}
         return self._call("POST", "/weight_groups", WeightGroupReply, body)
 
     def wait_group_ready(self, group_name: str) -> None:
         self._call("POST", f"/weight_groups/{group_name}/ready", dict)
 
-    def begin_update(self, *, group_name: str, version: int, mode: str) -> str:
-        body = {"group_name": group_name, "version": version, "mode": mode}
+    def begin_update(self, *, group_name: str, version: int, mode: str, is_rolling: bool = False) -> str:
+        body = {"group_name": group_name, "version": version, "mode": mode, "rolling": is_rolling}
         return self._call("POST", "/weight_updates", WeightUpdateReply, body).update_id
 
-    def load_bucket(self, update_id: str, bucket: Bucket, *, is_last: bool) -> None:
-        """Returns when every engine has loaded the bucket, which is broadcast meanwhile."""
-        body = {
-            "names": bucket.names,
-            "dtypes": bucket.dtypes,
-            "shapes": bucket.shapes,
-            "load_format": "flattened_bucket",
-            "is_last": is_last,
-        }
-        self._call("POST", f"/weight_updates/{update_id}/buckets", dict, body)
+    def load_bucket(self, update_id: str, bucket: Mapping[str, Any]) -> None:
+        """Returns when every engine has loaded the bucket, which is sent meanwhile. Args: bucket: what its transport says of it."""
+        self._call("POST", f"/weight_updates/{update_id}/buckets", BucketReply, {**bucket, "is_last": False})
 
-    def commit(self, update_id: str) -> CommitReply:
-        return self._call("POST", f"/weight_updates/{update_id}/commit", CommitReply)
+    def load_last_bucket(self, update_id: str, bucket: Mapping[str, Any], checksums: Mapping[str, str] | None) -> CommitReply:
+        """The same, and returns when the weights are in force.
+
+        Args: checksums: to compare the engines' with; {} compares theirs with each other, None compares nothing.
+        """
+        body = {**bucket, "is_last": True, "commit": {"checksums": checksums}}
+        report = self._call("POST", f"/weight_updates/{update_id}/buckets", BucketReply, body).report
+        if report is None:
+            raise WeightUpdateError(
+                f"the inference hub at {self._address} must commit with the last bucket, and does not; update it"
+            )
+        return report
 
     def abandon(self, update_id: str) -> None:
         self._call("DELETE", f"/weight_updates/{update_id}", dict)
@@ -134,7 +185,7 @@ class HubClient:
             if response.is_success:
                 return msgspec.json.decode(response.content, type=reply_type)
             refusal = msgspec.json.decode(response.content, type=Refusal)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise WeightUpdateError(
                 f"the inference hub at {self._address} answered {method} {path} with status {response.status_code} and "
                 f"{response.text[:200]!r}"

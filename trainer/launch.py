@@ -17,7 +17,7 @@ from types import FrameType
 
 from shared.configuration import Configuration, load
 from shared.errors import ConfigurationError
-from shared.run_arguments import run_parser
+from shared.run_arguments import BAD_INPUT, run_parser
 
 EXAMPLES = """\
 examples:
@@ -103,7 +103,7 @@ def main() -> int:
         devices = visible_devices(configuration, os.environ)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
-        return 2
+        return BAD_INPUT
     overrides = [argument for override in arguments.overrides for argument in ("--set", override)]
     command = [sys.executable, str(Path(__file__).with_name("train.py")), "--config", str(arguments.config), *overrides]
     # Before the ranks are there, a signal must not end this process and leave them.

@@ -18,6 +18,7 @@ from trainer.batching import BatchPlan, PlannedSequence, SequenceCost, mini_batc
 from trainer.checkpoints import LedgerState, RunState
 from trainer.evaluation import Evaluations
 from trainer.fallback import synchronous_until
+from trainer.gathering import finish, is_collective, weight_source
 from trainer.group_advantages import EpisodeRewards, overlong_penalty
 from trainer.guards import SkippedStep
 from trainer.learner import Learned
@@ -28,8 +29,11 @@ from trainer.rollouts import RolloutReader
 from trainer.stopping import StopSignal
 from trainer.trackers.trackers import Trackers
 from trainer.tracking import JsonLines, UpdateMetrics
+from trainer.weight_buckets import WeightSource
 from trainer.weight_push import PushTimes, WeightPusher
 
+CATCH_UP_S = 2.0
+"""Between two questions whether an engine lacks the weights, while there is no batch."""
 SKIPPED_FILE = "skipped_updates.jsonl"
 
 
@@ -101,6 +105,9 @@ class Lead:
         self._pipeline = pipeline
         self._tracker = tracker
         self._stop = stop
+        self._pushed: tuple[WeightSource, int] | None = None
+        self._gathers_alone = True
+        self._next_catch_up = 0.0
         directory = Path(configuration.run.directory)
         self._lineage = JsonLines(directory / "lineage.jsonl")
         self._skipped = JsonLines(directory / SKIPPED_FILE)
@@ -135,6 +142,7 @@ class Lead:
             version,
             progress=lambda ready, needed: self._tracker.waiting(version, ready, needed),
             is_stopped=lambda: self._stop.is_set,
+            is_paused=self._bring_engines_up,
         )
         if selection is None:
             return None
@@ -145,7 +153,20 @@ class Lead:
 
     def push(self, policy: Policy, version: int) -> PushTimes:
         """Puts the policy's weights in force on the engines as `version`."""
-        return self._pusher.push(policy.named_weights(), version)
+        self._pushed = (weight_source(policy), version)
+        self._gathers_alone = not is_collective(policy)
+        try:
+            return self._pusher.push(*self._pushed)
+        finally:
+            finish(policy)
+
+    def _bring_engines_up(self) -> bool:
+        """Brings engines up that joined or came back. Returns whether the run is paused because no engine can take calls."""
+        if time.monotonic() < self._next_catch_up or self._pushed is None:
+            return False
+        can_generate = self._pusher.catch_up(*self._pushed)
+        self._next_catch_up = time.monotonic() + CATCH_UP_S
+        return not can_generate
 
     def publish(self, batch: Batch, learned: Learned, version: int) -> None:
         """Moves the books to `version`. Its lineage is on disk first: a version in the books always has a line."""
@@ -242,7 +263,9 @@ class Lead:
         self._pipeline.report(stretch, books)
 
     def evaluate_if_due(self, version: int) -> None:
-        self._evaluations.run_if_due(version, self._stop)
+        # The other ranks wait for the next batch meanwhile, and take part in a gathering there; after the last update they do not.
+        can_gather = self._gathers_alone or version < self._configuration.trainer.num_updates
+        self._evaluations.run_if_due(version, self._stop, meanwhile=self._bring_engines_up if can_gather else lambda: None)
 
     def note(self, text: str) -> None:
         self._tracker.note(text)

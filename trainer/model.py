@@ -77,12 +77,6 @@ class Policy(nn.Module):
             if not lora.is_adapter(name):
                 yield lora.merged_name(name), self._whole(name, parameter)
 
-    def join_gathering(self) -> None:
-        """The part of a rank that does not need them in another's `named_weights`."""
-        if any(map(is_partitioned, self.parameters())):
-            for _ in self.named_weights():
-                pass
-
     def _whole(self, name: str, parameter: nn.Parameter) -> Tensor:
         adapted = lora.adapted_module(self.causal_lm, name)
         parts = [parameter, *(lora.adapter_parameters(adapted) if adapted else ())]

@@ -41,8 +41,9 @@ def why_untrainable(trajectory: Trajectory, limits: RecordLimits) -> str | None:
             )
     if not np.isfinite(trajectory.logprobs).all():
         return "log-probabilities must be finite, and the engine gave some that are not"
-    if not np.isfinite(trajectory.reward):
-        return f"a reward must be a finite number, got {trajectory.reward}; correct the environment's or the reward's code"
+    for reward in (trajectory.reward, *(turn.reward for turn in trajectory.turns)):
+        if not np.isfinite(reward):
+            return f"a reward must be a finite number, got {reward}; correct the environment's or the reward's code"
     if not (np.isfinite(trajectory.temperature) and trajectory.temperature > 0):
         return f"tokens must be sampled at a temperature > 0 to be trained on, got {trajectory.temperature}"
     return None

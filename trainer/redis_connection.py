@@ -5,7 +5,7 @@ from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
 from shared.configuration import RedisSection
-from shared.redis_address import connection_url
+from shared.redis_address import PROTOCOL, connection_url
 from shared.redis_checks import require_usable
 
 CONNECT_TIMEOUT_S = 5.0
@@ -27,6 +27,7 @@ def impatient_client(url: str) -> redis.Redis:
 def _client(url: str, retry: Retry) -> redis.Redis:
     return redis.Redis.from_url(
         connection_url(url),
+        protocol=PROTOCOL,
         retry=retry,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         socket_timeout=REPLY_TIMEOUT_S,

@@ -51,8 +51,12 @@ class RolloutReader:
         self._untrainable_in_a_row = 0
         self._must_reread = True
 
-    def next_batch(self, version: int, *, progress: Progress, is_stopped: Callable[[], bool]) -> Selection | None:
+    def next_batch(
+        self, version: int, *, progress: Progress, is_stopped: Callable[[], bool], is_paused: Callable[[], bool] = lambda: False
+    ) -> Selection | None:
         """A selection whose batch the update of `version` trains on; None once stopped.
+
+        Args: is_paused: asked while waiting; the time that it is True does not count.
 
         Raises: TrainingError after `timeout_s` without a batch, or when none can come, with the reason.
         """
@@ -62,6 +66,8 @@ class RolloutReader:
         complete_since: float | None = None
         while not is_stopped():
             self._receive()
+            if is_paused():
+                deadline = time.monotonic() + self._timeout_s
             now, books = time.monotonic(), self._ledger.books()
             progress(min(books.ready, batch_groups), batch_groups)
             if books.ready < batch_groups and now < next_look:

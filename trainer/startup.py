@@ -23,6 +23,7 @@ from trainer.hub_client import HubClient
 from trainer.lead import Lead
 from trainer.learner import Learner
 from trainer.model import Policy, build_engine, fingerprint, load_policy, start_ranks
+from trainer.model_fit import model_check
 from trainer.pipeline_watch import PipelineWatch
 from trainer.record_checks import RecordLimits, require_matching_tokenizer
 from trainer.redis_connection import impatient_client, patient_client
@@ -34,6 +35,8 @@ from trainer.trackers.trackers import open_trackers, require_packages
 from trainer.weight_push import WeightPusher
 
 SLACK_S = 600.0
+HUB_SLACK_S = 10.0
+"""By which the hub's answer may be later than its own deadline."""
 
 
 @contextmanager
@@ -149,7 +152,11 @@ def _lead(
     directory.mkdir(parents=True, exist_ok=True)
     tracker = stack.enter_context(open_trackers(configuration, version=resumed.version if resumed else 0))
     reading = stack.enter_context(impatient_client(configuration.redis.url))
-    hub = HubClient(configuration.inference_hub.address, timeout_s=trainer.weight_push.timeout_s, run_id=configuration.run.id)
+    hub = HubClient(
+        configuration.inference_hub.address,
+        timeout_s=configuration.inference_hub.weight_update_timeout_s + HUB_SLACK_S,
+        run_id=configuration.run.id,
+    )
     pusher = WeightPusher(
         hub,
         trainer.weight_push,
@@ -157,6 +164,8 @@ def _lead(
         device=device,
         patience_s=max(trainer.weight_push.timeout_s, configuration.engines.start_timeout_s),
         notice=tracker.note,
+        can_check_values=configuration.engines.device == "cpu",
+        check_model=model_check(policy.causal_lm.config),
     )
     evaluations = Evaluations(
         trainer.evaluation,

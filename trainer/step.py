@@ -16,7 +16,7 @@ import msgspec
 from shared.configuration import Configuration
 from shared.errors import TrainingError
 from shared.stream import TrajectoryConsumer
-from trainer import ranks
+from trainer import gathering, ranks
 from trainer.batching import BatchPlan, entry_ids
 from trainer.checkpoints import Checkpoints, Component, LedgerState, RunState, SaveResult
 from trainer.guards import SkippedUpdates
@@ -66,7 +66,7 @@ class TrainingLoop:
             self._lead.push(self._learner.policy, self._version)
             self._lead.evaluate_if_due(self._version)
         else:
-            self._learner.policy.join_gathering()
+            gathering.follow(self._learner.policy)
         while self._version < self._configuration.trainer.num_updates:
             if self._lead:
                 self._settle(self._checkpoints.result())
@@ -103,7 +103,7 @@ class TrainingLoop:
                 )
                 self._unsaved += batch.group_ids
             else:
-                self._learner.policy.join_gathering()
+                gathering.follow(self._learner.policy)
         self._guard(batch, learned)
         if learned.has_learnt:
             if self._is_checkpoint_due():
@@ -123,7 +123,10 @@ class TrainingLoop:
     def _share_plan(self, batch: Batch | None) -> BatchPlan | None:
         """Rank 0's plan on every rank; None on all if rank 0 has no batch."""
         message = msgspec.msgpack.encode(batch.plan if batch else None)
-        plan: BatchPlan | None = _plan_decoder.decode(ranks.from_rank_zero(message, self._learner.engine.device))
+        # While rank 0 waits for its batch, it may push the weights once more, and need this rank for it.
+        while (received := ranks.from_rank_zero(message, self._learner.engine.device)) == gathering.GATHER:
+            gathering.take_part(self._learner.policy)
+        plan: BatchPlan | None = _plan_decoder.decode(received)
         return plan
 
     def _is_checkpoint_due(self) -> bool:

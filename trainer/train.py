@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from shared.run_arguments import run_parser
+from shared.run_arguments import BAD_INPUT, run_parser
 
 EXAMPLES = """\
 examples:
@@ -17,7 +17,7 @@ examples:
 
 SIGTERM or Ctrl-C: finishes the update under way, writes a checkpoint, and exits with 0. Started again, it resumes there.
 """
-BAD_INPUT, FAILED = 2, 1
+FAILED = 1
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import redis
 
     from shared import configuration
-    from shared.errors import ConfigurationError, EngineError, HeadraceError
+    from shared.errors import ConfigurationError, HeadraceError
     from trainer import redis_connection
 
     try:
@@ -45,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stop.install()
         with training(run, stop) as loop:
             loop.run()
-    except (ConfigurationError, EngineError, redis.ConnectionError, redis.TimeoutError) as error:
+    except ConfigurationError as error:
         return _fail(error, BAD_INPUT)
-    except HeadraceError as error:
+    except (HeadraceError, redis.ConnectionError, redis.TimeoutError) as error:
         return _fail(error, FAILED)
     return 0
 

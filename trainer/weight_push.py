@@ -1,47 +1,78 @@
 """Brings the trainer's weights into force on the engines, through the hub, while episodes run.
 
-One push: flatten the weights (generation goes on) → join a group with all live engines, unless we are in it → begin: the hub
-pauses generation → broadcast each bucket while the hub has the engines load it → commit: generation goes on under the new
-weights. A push that fails in between is given up and made anew in a new group: the engines that had part of the weights are
-not routed to until a push completes, so repeating the whole is safe, and an engine that died is left out.
+One push: form a group with all live engines, unless we have it → gather the first two buckets (generation goes on) → begin: the
+hub pauses the engines → send each bucket while the next is gathered → with the last one the hub commits: it compares checksums if
+it is time, and generation goes on under the new weights. A push that fails in between is made anew in a new group: the engines
+that had part of the weights are not routed to until a push completes, so repeating the whole is safe, and an engine that died is
+left out.
+
+Where no engine is there to take weights, a trainer that has pushed before goes on without: `catch_up`, called while it waits for
+data, brings engines that join, or come back, to the version that should be in force. It is also what brings a late engine up alone.
 """
 
 import socket
 import time
+import traceback
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
-from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from shared.configuration import WeightPushSection
 from shared.errors import EngineError, WeightUpdateError
-from trainer.hub_client import CommitReply, EngineReply, GroupStaleError, HubClient, NoEngineError
-from trainer.weight_transport import Bucket, WeightGroup, flatten, listen
+from trainer.hub_client import (
+    AlreadyInForceError,
+    CommitReply,
+    EngineReply,
+    GroupStaleError,
+    HubClient,
+    NoEngineError,
+    WeightGroupReply,
+)
+from trainer.weight_buckets import NUM_BUFFERS, Bucket, WeightSource, stream
+from trainer.weight_channels import BroadcastChannel, Channel, DiskChannel, Load, TensorChannel, WrittenSet, require_directory
+from trainer.weight_checksums import ChecksumBuilder
+from trainer.weight_transport import AbandonedRendezvous, WeightGroup, listen
 
 MAX_FAILURES = 4
 RETRY_S = 0.5
+MAX_ABANDONED = 8
+JOIN_TIMEOUT = timedelta(seconds=60)
+"""Of one attempt: engines that wait for one that died are blocked as long."""
 MIB = 2**20
+
+EngineIds = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class PushTimes:
-    """Seconds of one push. Generation stood still for `pause_s` of them."""
+    """Seconds of one push. Generation stood still for `pause_s` of them; over rolling groups, in each by turns."""
 
     total_s: float
     gather_s: float
+    """Before generation was paused."""
     pause_s: float
     load_s: float
+    is_deferred: bool = False
+    """No engine was there: the weights are pushed when one is."""
 
 
 class WeightPusher:
-    """Rank 0's side of weight updates. Keeps one group from push to push, and forms another when the engines change."""
+    """Rank 0's side of weight updates. Keeps groups from push to push, and forms others when the engines change.
+
+    Its epoch names this life of the trainer. As long as it lives it listens at one address, so that the hub lets no second trainer
+    push.
+    """
 
     def __init__(
         self,
@@ -52,59 +83,139 @@ class WeightPusher:
         device: torch.device,
         patience_s: float,
         notice: Callable[[str], None],
+        can_check_values: bool = False,
+        check_model: Callable[[str, str], None] = lambda engine_url, model_path: None,
     ) -> None:
-        """Args: dtype: the engines', in which weights travel. device: the trainer's, for nccl; gloo sends from memory.
-        patience_s: longest wait for the hub to answer and for an engine to be there. notice: is told what is waited for.
+        """Args: dtype: the engines', in which weights travel. device: the trainer's; gloo and disk go from the machine's memory.
+        patience_s: longest wait for the hub to answer and for a first engine. notice: is told what is waited for or left out.
+        check_model: raises if an engine, by its URL, has another model than the trainer in its model directory.
+        can_check_values: the engines compute checksums as `ChecksumBuilder` does; else they are compared with each other.
+
+        Raises: ConfigurationError if the shared folder cannot be used.
         """
         self._hub = hub
         self._settings = settings
         self._dtype = dtype
-        self._device = device if settings.backend == "nccl" else torch.device("cpu")
+        is_on_device = settings.transport == "tensor" or (settings.transport == "broadcast" and settings.backend == "nccl")
+        self._device = device if is_on_device else torch.device("cpu")
+        self._directory = require_directory(settings.directory) if settings.transport == "disk" else None
         self._timeout = timedelta(seconds=settings.timeout_s)
         self._patience_s = patience_s
         self._notice = notice
-        self._group: WeightGroup | None = None
+        self._can_check_values = can_check_values
+        self._check_model = check_model
+        self._epoch = uuid.uuid4().hex
+        self._presence: TCPStore | None = None
+        self._channels: dict[EngineIds | None, Channel] = {}
+        self._abandoned: deque[AbandonedRendezvous] = deque()
+        self._num_pushes = 0
+        self._must_verify = True
+        self._noticed = ""
+        """The last reason why engines could not be brought up, which is told once."""
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], version: int) -> PushTimes:
-        """Puts `weights` in force as `version`.
+    def push(self, source: WeightSource, version: int) -> PushTimes:
+        """Puts the weights of `source` in force as `version`.
 
         Raises: WeightUpdateError if no attempt succeeds, EngineError if the hub cannot be reached.
         """
         started = time.perf_counter()
-        buckets = flatten(weights, dtype=self._dtype, bucket_bytes=self._settings.bucket_mib * MIB, device=self._device)
-        gathered = time.perf_counter()
-        reply = self._push_until_done(buckets, version)
-        return PushTimes(
-            total_s=time.perf_counter() - started,
-            gather_s=gathered - started,
-            pause_s=reply.pause_s,
-            load_s=reply.load_s,
-        )
+        self._must_verify |= self._num_pushes % self._settings.verify_every == 0
+        gather_s = pause_s = load_s = 0.0
+        try:
+            turns = self._turns()
+            for engine_ids in self._channels.keys() - set(turns):
+                self._leave(engine_ids)
+            for engine_ids in turns:
+                attempt = self._until_done(source, version, engine_ids)
+                gather_s += attempt.gather_s
+                pause_s += attempt.reply.pause_s
+                load_s += attempt.reply.load_s
+        except NoEngineError as error:
+            if not self._num_pushes:
+                raise
+            self._notice(f"version {version} waits for an engine: {error}")
+            return PushTimes(time.perf_counter() - started, gather_s, pause_s, load_s, is_deferred=True)
+        self._num_pushes += 1
+        self._must_verify = False
+        return PushTimes(time.perf_counter() - started, gather_s, pause_s, load_s)
+
+    def catch_up(self, source: WeightSource, version: int) -> bool:
+        """Brings live engines that lack `version` to it, if there are some. Returns False if no engine can take calls.
+
+        A hub that does not say, or an engine that fails again, is a matter for the next time.
+        """
+        try:
+            found = self._hub.weights()
+        except (WeightUpdateError, EngineError):
+            return True
+        if not found.wanting_engines and not found.ready_engines:
+            return False
+        is_ours = (found.version, found.epoch) == (version, self._epoch)
+        if is_ours and not found.wanting_engines:
+            return True
+        self._must_verify = True
+        engine_ids = tuple(sorted(found.wanting_engines)) if is_ours else None
+        try:
+            reply = self._push_once(source, version, engine_ids).reply
+            self._notice(f"{len(reply.engines)} engines were brought to version {version}: {', '.join(reply.engines)}")
+            if engine_ids is not None:
+                self._leave(engine_ids)
+        except AlreadyInForceError:
+            return True
+        except (WeightUpdateError, EngineError) as error:
+            if engine_ids in self._channels:
+                self._leave(engine_ids)
+            if str(error) != self._noticed:
+                self._noticed = str(error)
+                self._notice(f"engines could not be brought to version {version} yet: {error}")
+            return found.ready_engines > 0
+        return True
 
     def close(self) -> None:
-        self._leave_group()
+        self._leave_all()
+        while self._abandoned:
+            self._abandoned.pop().close()
+        self._presence = None
         self._hub.close()
 
-    def _push_until_done(self, buckets: list[Bucket], version: int) -> CommitReply:
+    def _turns(self) -> list[EngineIds | None]:
+        """The groups of one push: None is all live engines, and what is left if the hub does not say which those are."""
+        num_groups = self._settings.rolling_groups
+        live: list[str] = []
+        if num_groups > 1:
+            with suppress(WeightUpdateError, EngineError):
+                live = sorted(engine.id for engine in self._hub.engines() if engine.state in ("ready", "syncing"))
+        return [part for index in range(num_groups) if (part := tuple(live[index::num_groups]))] or [None]
+
+    def _until_done(self, source: WeightSource, version: int, engine_ids: EngineIds | None) -> "_Attempt":
         deadline = time.monotonic() + self._patience_s
         failures = 0
         noticed = ""
         while True:
             try:
-                return self._push_once(buckets, version)
+                return self._push_once(source, version, engine_ids)
+            except AlreadyInForceError:
+                return _Attempt(CommitReply(version, (), {}, False, 0.0, 0.0, 0.0, 0.0, 0.0), 0.0)
             except (WeightUpdateError, EngineError) as refusal:
-                self._leave_group()
+                self._leave_all()
                 error = self._explained(refusal)
+                if isinstance(error, NoEngineError) and (self._num_pushes or engine_ids is not None):
+                    raise error from refusal.__cause__
                 is_waiting = isinstance(error, NoEngineError | EngineError | GroupStaleError)
                 failures += not is_waiting
                 if failures == MAX_FAILURES or (is_waiting and time.monotonic() > deadline):
                     raise error from refusal.__cause__
                 if isinstance(error, GroupStaleError):
                     continue
-                if is_waiting and str(error) != noticed:
+                if str(error) != noticed:
                     noticed = str(error)
-                    self._notice(f"waiting for at most {self._patience_s:g} s: {error}")
-                time.sleep(RETRY_S * 2**failures)
+                    self._notice(
+                        f"waiting for at most {self._patience_s:g} s: {error}"
+                        if is_waiting
+                        else f"the weight update of version {version} failed and is made again: {error}"
+                    )
+                self._must_verify = True
+                time.sleep(RETRY_S * 2 ** max(0, failures - 1))
 
     def _explained(self, error: WeightUpdateError | EngineError) -> WeightUpdateError | EngineError:
         """The same error, with what the hub knows of the engines where none can take weights."""
@@ -113,56 +224,144 @@ class WeightPusher:
                 return NoEngineError(why_no_engine(self._hub.engines()))
         return error
 
-    def _push_once(self, buckets: list[Bucket], version: int) -> CommitReply:
-        if self._group is None:
-            self._group = self._join_group()
-        update_id = self._hub.begin_update(group_name=self._group.name, version=version, mode=self._settings.mode)
-        try:
-            for index, bucket in enumerate(buckets):
-                self._send(self._group, update_id, bucket, is_last=index == len(buckets) - 1)
-            return self._hub.commit(update_id)
-        except (WeightUpdateError, EngineError):
-            with suppress(WeightUpdateError, EngineError):
-                self._hub.abandon(update_id)
-            raise
-
-    def _send(self, group: WeightGroup, update_id: str, bucket: Bucket, *, is_last: bool) -> None:
-        """The broadcast and the request that makes engines receive it, at the same time; either one's failure ends both."""
-        with ThreadPoolExecutor(max_workers=1) as requests:
-            loading = requests.submit(self._hub.load_bucket, update_id, bucket, is_last=is_last)
-            try:
-                group.broadcast(
-                    bucket.data,
-                    timeout_s=self._settings.timeout_s,
-                    is_hopeless=lambda: loading.done() and loading.exception() is not None,
-                )
-            finally:
-                loading.result()
-
-    def _join_group(self) -> WeightGroup:
-        address = reachable_address([engine.url for engine in self._hub.engines()])
-        store = listen(address, timeout=self._timeout)
-        reply = self._hub.form_group(
-            epoch=uuid.uuid4().hex, master_address=address, master_port=store.port, backend=self._settings.backend
+    def _push_once(self, source: WeightSource, version: int, engine_ids: EngineIds | None) -> "_Attempt":
+        started = time.perf_counter()
+        channel = self._channel(engine_ids)
+        checks = ChecksumBuilder() if self._must_verify and self._can_check_values else None
+        streamed = stream(
+            source,
+            dtype=self._dtype,
+            bucket_bytes=self._settings.bucket_mib * MIB,
+            device=self._device,
+            observe=checks.add if checks else None,
         )
+        # An error's frames would keep it, and the other ranks in the middle of their gathering, when the next attempt begins one.
+        with closing(streamed) as buckets:
+            parts = channel.prepared(buckets, version)
+            ahead = deque(islice(parts, NUM_BUFFERS))
+            gathered = time.perf_counter()
+            is_rolling = engine_ids is not None
+            update_id = self._hub.begin_update(
+                group_name=channel.group_name, version=version, mode=self._settings.mode, is_rolling=is_rolling
+            )
+
+            def load_last(bucket: Mapping[str, object]) -> CommitReply:
+                checksums = (checks.checksums() if checks else {}) if self._must_verify else None
+                return self._hub.load_last_bucket(update_id, bucket, checksums)
+
+            try:
+                reply = send_all(channel, ahead, parts, load=partial(self._hub.load_bucket, update_id), load_last=load_last)
+            except (WeightUpdateError, EngineError):
+                with suppress(WeightUpdateError, EngineError):
+                    self._hub.abandon(update_id)
+                raise
+        for url, problem in reply.left_out.items():
+            self._notice(f"version {version} is in force without engine {url}: {problem}")
+        return _Attempt(reply, gathered - started)
+
+    def _channel(self, engine_ids: EngineIds | None) -> Channel:
+        if engine_ids not in self._channels:
+            self._channels[engine_ids] = self._open_channel(engine_ids)
+        return self._channels[engine_ids]
+
+    def _open_channel(self, engine_ids: EngineIds | None) -> Channel:
+        address = reachable_address([engine.url for engine in self._hub.engines()])
+        presence = self._present_at(address)
+        # Each group has a store of its own: its end is what lets engines go that wait in vain for the others to join.
+        store = listen(address, timeout=self._timeout) if self._settings.transport == "broadcast" else presence
+        reply = self._hub.form_group(
+            epoch=self._epoch,
+            master_address=address,
+            master_port=store.port,
+            presence_port=presence.port,
+            backend=self._settings.backend,
+            transport=self._settings.transport,
+            engine_ids=engine_ids,
+        )
+        for member in reply.engines:
+            self._check_model(member.url, member.model_path)
+        try:
+            channel = self._joined(store, reply)
+        except WeightUpdateError as error:
+            # The error's frames hold the store, which has to end before the engines that did come are let go.
+            traceback.clear_frames(error.__traceback__)
+            port = store.port
+            del store
+            try:
+                # When the hub answers, it has lost the engine that did not come, and the next group is without it.
+                self._hub.wait_group_ready(reply.group_name)
+            finally:
+                self._abandon(AbandonedRendezvous(address, port))
+            raise
+        try:
+            self._hub.wait_group_ready(channel.group_name)
+        except (WeightUpdateError, EngineError):
+            channel.close()
+            del store  # As above: engines that still wait there are let go by its end, and the error keeps this frame.
+            raise
+        return channel
+
+    def _joined(self, store: TCPStore, reply: WeightGroupReply) -> Channel:
+        if self._directory is not None:
+            return DiskChannel(reply.group_name, self._directory)
+        if self._settings.transport == "tensor":
+            return TensorChannel(reply.group_name, reply.engines)
+        # gloo waits for the engines here. NCCL's watchdog ends the whole process at this deadline: `broadcast` has to be first.
+        is_gloo = self._settings.backend == "gloo"
         group = WeightGroup(
             store,
             name=reply.group_name,
             world_size=reply.world_size,
             backend=self._settings.backend,
-            timeout=self._timeout,
+            timeout=min(self._timeout, JOIN_TIMEOUT) if is_gloo else 2 * self._timeout,
         )
-        try:
-            self._hub.wait_group_ready(group.name)
-        except (WeightUpdateError, EngineError):
-            group.close()
-            raise
-        return group
+        return BroadcastChannel(group, timeout_s=self._settings.timeout_s)
 
-    def _leave_group(self) -> None:
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+    def _abandon(self, rendezvous: AbandonedRendezvous) -> None:
+        if len(self._abandoned) == MAX_ABANDONED:
+            self._abandoned.popleft().close()
+        self._abandoned.append(rendezvous)
+
+    def _present_at(self, address: str) -> TCPStore:
+        if self._presence is None or self._presence.host != address:
+            self._presence = listen(address, timeout=self._timeout)
+        return self._presence
+
+    def _leave(self, engine_ids: EngineIds | None) -> None:
+        self._channels.pop(engine_ids).close()
+
+    def _leave_all(self) -> None:
+        for engine_ids in tuple(self._channels):
+            self._leave(engine_ids)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One that succeeded."""
+
+    reply: CommitReply
+    gather_s: float
+
+
+def send_all(
+    channel: Channel,
+    ahead: deque[Bucket | WrittenSet],
+    parts: Iterator[Bucket | WrittenSet],
+    *,
+    load: Load[None],
+    load_last: Load[CommitReply],
+) -> CommitReply:
+    """Sends what is `ahead` and what still comes from `parts`: one is gathered while the one before is sent.
+
+    The first two are there already, in the two buffers; the third needs the buffer of the first, so it waits for that to be sent.
+    """
+    with ThreadPoolExecutor(max_workers=1) as sender:
+        while not (part := ahead.popleft()).is_last:
+            sending = sender.submit(channel.send, part, load)
+            if not ahead:
+                ahead.extend(islice(parts, 1))
+            sending.result()
+    return channel.send(part, load_last)
 
 
 def why_no_engine(engines: Sequence[EngineReply]) -> str:

@@ -1,20 +1,18 @@
-"""Weights as bytes, and the process group that carries them to the engines.
+"""The process group that carries weights to the engines, for NCCL and gloo alike.
 
-The layout and the rendezvous are SGLang 0.5.23's: a bucket is one uint8 tensor with the named tensors' bytes one after the other
-(`load_format: flattened_bucket`); the group is made as its `init_custom_process_group` does, over a TCP store with the group's
-name as prefix, beside the default group. gloo and NCCL take the same path.
+The rendezvous is SGLang 0.5.23's: the group is made as its `init_custom_process_group` does, over a TCP store with the group's name
+as prefix, beside the default group.
 """
 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import psutil
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
@@ -22,53 +20,44 @@ from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: i
 from shared.errors import WeightUpdateError
 
 POLL_S = 0.0005
+ABANDONED_POLL_S = 0.5
 CLOSE_TIMEOUT_S = 5.0
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Named tensors that travel in one broadcast, in order. `data` [bytes] uint8."""
-
-    names: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    """torch's names without the `torch.` prefix."""
-    shapes: tuple[tuple[int, ...], ...]
-    data: Tensor
-
-
-def flatten(weights: Iterable[tuple[str, Tensor]], *, dtype: torch.dtype, bucket_bytes: int, device: torch.device) -> list[Bucket]:
-    """`weights` in `dtype` as buckets of at most `bucket_bytes`, copied to `device`. A larger tensor is a bucket of its own."""
-    return [_bucket(group, dtype, device) for group in _by_bytes(weights, dtype.itemsize, bucket_bytes)]
-
-
-def _by_bytes(weights: Iterable[tuple[str, Tensor]], itemsize: int, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    group: list[tuple[str, Tensor]] = []
-    used = 0
-    for name, weight in weights:
-        size = weight.numel() * itemsize
-        if group and used + size > bucket_bytes:
-            yield group
-            group, used = [], 0
-        group.append((name, weight))
-        used += size
-    if group:
-        yield group
-
-
-def _bucket(weights: list[tuple[str, Tensor]], dtype: torch.dtype, device: torch.device) -> Bucket:
-    parts = [weight.to(device=device, dtype=dtype).flatten().view(torch.uint8) for _, weight in weights]
-    return Bucket(
-        names=tuple(name for name, _ in weights),
-        dtypes=(str(dtype).removeprefix("torch."),) * len(weights),
-        shapes=tuple(tuple(weight.shape) for _, weight in weights),
-        data=torch.cat(parts),
-    )
 
 
 def listen(address: str, *, timeout: timedelta) -> TCPStore:
     """The rendezvous store that engines connect to, on a port of the system's choice."""
     return TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+
+
+class AbandonedRendezvous:
+    """Where a group failed to form. An engine that comes there late is let in and thrown out, so that it is free again.
+
+    torch's client knocks at a closed port until its own deadline has passed, in SGLang half an hour, but fails at once when a store
+    ends that it talks to.
+    """
+
+    def __init__(self, address: str, port: int) -> None:
+        """Args: of the store, which must have ended."""
+        self._address = address
+        self._port = port
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._throw_out, name=f"abandoned-{port}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _throw_out(self) -> None:
+        store: TCPStore | None = None
+        while not self._is_over.wait(ABANDONED_POLL_S):
+            if store is None:
+                with suppress(RuntimeError):
+                    store = TCPStore(self._address, self._port, is_master=True, wait_for_workers=False)
+            elif store.num_keys() > 0:
+                # A client's first word is a key.
+                store = None
 
 
 @contextmanager
@@ -112,6 +101,8 @@ class WeightGroup:
                     timeout=timeout,
                 )
         except RuntimeError as error:
+            # torch's frames hold the store, whose end is what lets those engines go that did come.
+            traceback.clear_frames(error.__traceback__)
             raise WeightUpdateError(f"weight group {name}: the {world_size - 1} engine ranks did not all join: {error}") from error
         distributed_c10d._world.pg_group_ranks[self._group] = {rank: rank for rank in range(world_size)}
 
@@ -136,7 +127,7 @@ class WeightGroup:
         """Leaves the group; a pending broadcast is aborted."""
         distributed_c10d._abort_process_group(self._group)
         last_reference = [self._group]
-        del self._group
+        del self._group, self._store
         # gloo cannot abort: the group's destructor waits for a peer that hangs until the group's own deadline. Waiting for one
         # that does not hang matters: a process that exits while the destructor runs is aborted by the C++ runtime.
         closing = threading.Thread(target=last_reference.clear, name=f"close-{self.name}", daemon=True)

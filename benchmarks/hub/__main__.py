@@ -3,10 +3,11 @@
 rates     answers per second of the router's CPU time, which is what one core gives, with 512 token ids in and 256 out and with
           4,096 and 1,024, at 32 and 512 connections; one canned engine answers at once
 latency   what a router adds to a call, in ms, at half of the hub's rate: Poisson arrivals, each call timed from when it was due
-open      10,000 calls open at once in front of an engine that takes seconds
+open      10,000 calls open at once in front of an engine that takes seconds, twice; memory before, at most, and after each time
 makespan  1,024 multi-turn episodes with long tails, on 4 simulated engines (engine_model.py has the model and its constants),
           against the best of smg's policies
-kill      32 generations in flight on two real SGLang engines, one of which is killed
+kill      32 generations in flight on two real SGLang engines, one of which is killed; and how long after its caller left a
+          generation still runs in the other one
 
 Routers take turns on one core of their own, in rounds whose medians count; engine and caller have the other cores. The last line is
 a JSON object.
@@ -128,12 +129,23 @@ async def measure_open(router_cores: set[int], rounds: int, seconds: float) -> d
     from benchmarks.hub.routers import processes
 
     shape = Shape(512, 256)
-    with processes(router_cores) as started:
-        port = started.engine("--delay-s", str(OPEN_DELAY_S))
-        found = await open_calls(started.router("hub", [port]), shape, number=NUM_OPEN, deadline_s=OPEN_DEADLINE_S)
-    row("open calls", "failed", "base MiB", "peak MiB", "after MiB")
-    row(f"{NUM_OPEN:,}", found.failed, *(f"{size:,.0f}" for size in (found.base_mb, found.peak_mb, found.after_mb)))
-    return {"open_10k_failed": found.failed, "open_10k_rss_mb": round(found.peak_mb, 1)}
+    row("open calls", "router", "failed", "base MiB", "peak MiB", "after MiB")
+    bursts = {}
+    for name in ("hub", "smg"):
+        with processes(router_cores) as started:
+            port = started.engine("--delay-s", str(OPEN_DELAY_S))
+            router = started.router(name, [port])
+            bursts[name] = [await open_calls(router, shape, number=NUM_OPEN, deadline_s=OPEN_DEADLINE_S) for _ in range(2)]
+        for found in bursts[name]:
+            row(f"{NUM_OPEN:,}", name, found.failed, *(f"{size:,.0f}" for size in (found.base_mb, found.peak_mb, found.after_mb)))
+    first, second = bursts["hub"]
+    return {
+        "open_10k_failed": first.failed + second.failed,
+        "open_10k_rss_mb": round(max(first.peak_mb, second.peak_mb), 1),
+        "open_10k_base_mb": round(first.base_mb, 1),
+        "open_10k_after_mb": round(first.after_mb, 1),
+        "open_10k_after_second_mb": round(second.after_mb, 1),
+    }
 
 
 async def measure_makespan(router_cores: set[int], rounds: int, seconds: float) -> dict[str, float]:
@@ -155,16 +167,26 @@ async def measure_makespan(router_cores: set[int], rounds: int, seconds: float) 
 
 
 async def measure_kill(router_cores: set[int], rounds: int, seconds: float) -> dict[str, float]:
+    from benchmarks.hub.abort import ROUNDS, abort_some
     from benchmarks.hub.kill import kill_one
     from benchmarks.hub.routers import kill, processes
 
     with processes(router_cores) as started:
         engines = await asyncio.to_thread(started.real_engines, 2)
-        router = started.router("hub", [port for port, _ in engines], settings={"generate_timeout_s": 600.0})
-        found = await kill_one(router.port, [port for port, _ in engines], lambda: kill(engines[0][1]))
+        ports = [port for port, _ in engines]
+        router = started.router("hub", ports, settings={"generate_timeout_s": 600.0})
+        found = await kill_one(router.port, ports, lambda: kill(engines[0][1]))
+        aborted = await abort_some(router.port, ports[1])
     row("killed engine", "interrupted", "wrong answers", "resumed in s")
     row("SIGKILL", found.num_interrupted, found.num_wrong, f"{found.resume_s:.2f}")
-    return {"kill_engine_wrong": found.num_wrong, "kill_engine_resume_s": round(found.resume_s, 2)}
+    row("callers left", "calls", "p50 ms", "max ms")
+    row("abort", ROUNDS, f"{aborted.p50_ms:.0f}", f"{aborted.max_ms:.0f}")
+    return {
+        "kill_engine_wrong": found.num_wrong,
+        "kill_engine_resume_s": round(found.resume_s, 2),
+        "abort_ms_p50": round(aborted.p50_ms, 1),
+        "abort_ms_max": round(aborted.max_ms, 1),
+    }
 
 
 if __name__ == "__main__":

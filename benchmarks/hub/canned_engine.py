@@ -9,10 +9,11 @@ from typing import cast
 
 import uvloop
 
-from benchmarks.hub.messages import Shape, answer, answer_body, control_answer
+from benchmarks.hub.messages import VOCABULARY_ANSWER, Shape, answer, answer_body, control_answer
 
 END_OF_HEAD = b"\r\n\r\n"
 GENERATE = b"POST /generate"
+BEYOND_VOCABULARY = b'"token_ids_logprob"'
 
 
 class CannedConnection(asyncio.Protocol):
@@ -27,12 +28,14 @@ class CannedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         data = self._unread + data if self._unread else data
         while (end := end_of_message(data)) is not None:
-            self._answer(data[: data.index(b" HTTP/1.1")])
+            self._answer(data[: data.index(b" HTTP/1.1")], is_probe=BEYOND_VOCABULARY in data)
             data = data[end:]
         self._unread = data
 
-    def _answer(self, request_line: bytes) -> None:
-        if request_line != GENERATE:
+    def _answer(self, request_line: bytes, *, is_probe: bool) -> None:
+        if is_probe:
+            self._transport.write(VOCABULARY_ANSWER)
+        elif request_line != GENERATE:
             self._transport.write(control_answer(request_line.split(b" ")[1].decode()))
         elif self._delay_s:
             asyncio.get_running_loop().call_later(self._delay_s, self._transport.write, self._generated)

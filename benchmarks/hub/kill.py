@@ -1,7 +1,6 @@
 """One of two real SGLang engines is killed with generations in flight: every answer has to be right, and soon under way again."""
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,10 +66,10 @@ async def generate(session: aiohttp.ClientSession, port: int, index: int) -> lis
     """Raises: RuntimeError if the answer is an error."""
     sampling = {"max_new_tokens": OUTPUT_TOKENS, "temperature": 0.0, "ignore_eos": True}
     body = {"input_ids": [5 + index, *range(6, 14)], "sampling_params": sampling, "return_logprob": True}
-    async with session.post(f"http://127.0.0.1:{port}/generate", data=json.dumps(body)) as response:
+    async with session.post(f"http://127.0.0.1:{port}/generate", json=body) as response:
         answer = await response.json()
         if response.status != 200 or len(answer["meta_info"]["output_token_logprobs"]) != OUTPUT_TOKENS:
-            raise RuntimeError(f"a call was answered {response.status}")
+            raise RuntimeError(f"a call was answered {response.status}: {str(answer)[:300]}")
         return answer["output_ids"]
 
 

@@ -64,6 +64,7 @@ CONTROL_ANSWERS: dict[str, Any] = {
     "/model_info": {"weight_version": "0", "model_path": "canned", "is_generation": True},
     "/server_info": {"version": "0.5.23", "tp_size": 1, "dp_size": 1, "disable_overlap_schedule": True},
     "/ready": {},
+    "/v1/loads": {"loads": [{"max_running_requests": 16_384}]},
     "/v1/models": {"object": "list", "data": [{"id": "canned", "object": "model"}]},
 }
 CONTROL_ANSWERS |= {
@@ -76,9 +77,15 @@ def answer(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
-def control_answer(path: str) -> bytes:
-    return answer(_json(CONTROL_ANSWERS.get(path, {})))
-
-
 def _json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+VOCABULARY_ANSWER = answer(_json({"error": {"message": "token id out of vocabulary; valid range is [0, 151936)."}})).replace(
+    b"200 OK", b"400 Bad Request", 1
+)
+"""SGLang's refusal by which the hub learns the vocabulary, here that of Qwen3."""
+
+
+def control_answer(path: str) -> bytes:
+    return answer(_json(CONTROL_ANSWERS.get(path, {})))

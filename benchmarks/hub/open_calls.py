@@ -8,7 +8,8 @@ from benchmarks.hub.messages import Shape, request
 from benchmarks.hub.routers import Router
 
 CONNECT_AT_ONCE = 500
-SETTLE_S = 3.0
+SETTLE_S = 12.0
+"""Until a router has noticed that its callers left, and given back what it gives back."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.redis_server import redis_command
+from benchmarks.waiting import wait_until
 from services.standalone.ports import free_ports
 
 START_TIMEOUT_S = 90.0
@@ -81,11 +81,12 @@ class Processes:
         self._start(
             "engine", [sys.executable, "-m", "benchmarks.hub.canned_engine", "--port", str(port), *arguments], self._other_cores
         )
-        wait_until(lambda: accepts(port), f"an engine listens on port {port}")
+        wait_until(lambda: accepts(port), f"an engine listens on port {port}", timeout_s=START_TIMEOUT_S)
         return port
 
     def real_engines(self, number: int) -> list[tuple[int, subprocess.Popen[bytes]]]:
-        """Ports and processes of SGLang engines on the CPU, which serve one small model."""
+        """Ports and processes of SGLang engines on the CPU, which serve one small model. On all cores: a hub in front of them has
+        little to do. One after the other, because a start takes all of a core."""
         from benchmarks.hub.kill import new_model
 
         new_model(self._folder)
@@ -93,12 +94,14 @@ class Processes:
         run = {"id": "bench-hub", "directory": str(self._folder), "model_path": str(self._folder)}
         engines = {"device": "cpu", "dtype": "float32", "max_total_tokens": 40_000, "mem_fraction_static": 0.2}
         run_file.write_text(json.dumps({"run": run, "engines": engines, "trainer": {"num_updates": 1}}))
+        all_cores = self._other_cores | self._router_cores
         started = []
         for port in free_ports(number):
             command = [sys.executable, "-m", "services.engine", "--config", str(run_file), "--port", str(port)]
-            started.append((port, self._start("engine", command, self._other_cores)))
-        for port, _ in started:
-            wait_until(lambda port=port: answers(port), f"the engine on port {port} answers", timeout_s=ENGINE_START_TIMEOUT_S)
+            process = self._start("engine", command, all_cores, environment={"OMP_NUM_THREADS": "1"})
+            what = f"the engine on port {port} answers"
+            wait_until(lambda port=port: answers(port), what, timeout_s=ENGINE_START_TIMEOUT_S, process=process)
+            started.append((port, process))
         return started
 
     def simulated_engines(self, number: int, *, speed: float) -> list[int]:
@@ -106,7 +109,7 @@ class Processes:
         ports = list(free_ports(number))
         command = [sys.executable, "-m", "benchmarks.hub.simulated_engine", "--speed", str(speed)]
         self._start("engine", [*command, "--ports", ",".join(map(str, ports))], self._other_cores)
-        wait_until(lambda: all(accepts(port) for port in ports), "the simulated engines listen")
+        wait_until(lambda: all(accepts(port) for port in ports), "the simulated engines listen", timeout_s=START_TIMEOUT_S)
         return ports
 
     def router(
@@ -123,7 +126,7 @@ class Processes:
             command += ["--prometheus-port", str(metrics_port), "--max-concurrent-requests", "65536", "--log-level", "error"]
             command += ["--request-timeout-secs", "3600"]
         process = self._start(name, command, self._router_cores)
-        wait_until(lambda: answers(port), f"{name} answers")
+        wait_until(lambda: answers(port), f"{name} answers", timeout_s=START_TIMEOUT_S)
         return Router(name, port, psutil.Process(process.pid))
 
     def _run_file(self, port: int, urls: list[str], settings: dict[str, object]) -> Path:
@@ -131,7 +134,7 @@ class Processes:
         (folder / "config.json").write_text("{}")
         socket = folder / "redis.sock"
         self._start("redis", redis_command(socket, append_only=True), self._other_cores)
-        wait_until(socket.exists, "Redis listens")
+        wait_until(socket.exists, "Redis listens", timeout_s=START_TIMEOUT_S)
         run_file = folder / "run.yaml"
         content = {
             "run": {"id": "bench-hub", "directory": str(folder), "model_path": str(folder)},
@@ -143,9 +146,17 @@ class Processes:
         run_file.write_text(json.dumps(content))
         return run_file
 
-    def _start(self, name: str, command: list[str], on_cores: set[int]) -> subprocess.Popen[bytes]:
+    def _start(
+        self, name: str, command: list[str], on_cores: set[int], *, environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         log = self._stack.enter_context((self._folder / f"{name}.log").open("ab"))
-        process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=lambda: os.sched_setaffinity(0, on_cores))
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **(environment or {})},
+            preexec_fn=lambda: os.sched_setaffinity(0, on_cores),
+        )
         self._stack.callback(end, process)
         return process
 
@@ -177,14 +188,6 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
 
 
-def wait_until(is_true: Callable[[], bool], what: str, *, timeout_s: float = START_TIMEOUT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"within {timeout_s:g} s it should be that {what}")
-        time.sleep(0.1)
-
-
 def accepts(port: int) -> bool:
     import socket
 
@@ -196,11 +199,11 @@ def accepts(port: int) -> bool:
 
 
 def answers(port: int) -> bool:
-    """Whether a generate call goes through."""
+    """Whether a generate call goes through. The first one of a real engine takes a while."""
     import httpx
 
     body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
     try:
-        return httpx.post(f"http://127.0.0.1:{port}/generate", json=body, timeout=5, trust_env=False).status_code == 200
+        return httpx.post(f"http://127.0.0.1:{port}/generate", json=body, timeout=60, trust_env=False).status_code == 200
     except httpx.TransportError:
         return False

@@ -7,13 +7,13 @@ if [ -n "${HEADRACE_REDIS_PASSWORD:-}" ]; then
 elif [ ! -s "$file" ]; then
   od -An -N24 -tx1 /dev/urandom | tr -d ' \n' >"$file"
 fi
-escaped=$(od -An -v -tx1 "$file" | tr -d '\n' | sed 's/ /\\x/g')  # Every byte, so that none has a meaning in the file.
-# In a file, because the arguments of a process can be read by all.
+hash=$(sha256sum "$file" | cut -d' ' -f1)
+# What the processes of a run need, and no FLUSHALL, CONFIG, DEBUG, KEYS. In a file, because arguments can be read by all.
 cat >/secrets/redis.conf <<CONF
-requirepass "$escaped"
+user default on #$hash ~headrace:* resetchannels &headrace:* +@all -@dangerous +info
 dir /data
 appendonly yes
-appendfsync everysec
+appendfsync always
 maxmemory-policy noeviction
 CONF
 chmod 444 "$file" /secrets/redis.conf  # Only containers that mount the volume see it, each under a user of its own.

@@ -17,15 +17,17 @@ GPU_DEVICES: Final = ("nvidiactl", "dxg")
 def engine_command(configuration: Configuration, *, host: str, port: int) -> tuple[str, ...]:
     """`python -m sglang.launch_server` for one engine. The user's own arguments come last, so they win.
 
-    The initial weights get the version label 0. SGLang's warm-up is left out because it waits for a generation that a CPU
-    takes seconds for; the scheduler sleeps while idle because it would otherwise spin on a core that the trainer needs. Overlapped
-    scheduling hides work behind a GPU's; without one it only labels a token with the version after the one that sampled it.
+    The initial weights get the version label 0. With metrics, answers tell the time to their first token. SGLang's warm-up is left
+    out because it waits for a generation that a CPU takes seconds for; the scheduler sleeps while idle because it would otherwise
+    spin on a core that the trainer needs. Overlapped scheduling hides work behind a GPU's; without one it only labels a token with
+    the version after the one that sampled it.
     """
     engines = configuration.engines
     command = [sys.executable, "-m", "sglang.launch_server"]
     command += ["--model-path", configuration.run.model_path, "--host", host, "--port", str(port)]
     command += ["--device", engines.device, "--dtype", engines.dtype, "--tensor-parallel-size", str(engines.tensor_parallel_size)]
     command += ["--weight-version", "0", "--random-seed", str(configuration.run.seed), "--log-level-http", "warning"]
+    command += ["--enable-metrics"]
     if engines.device == "cpu":
         command += ["--attention-backend", "torch_native", "--disable-overlap-schedule"]
         command += ["--skip-server-warmup", "--sleep-on-idle"]
@@ -46,6 +48,9 @@ def engine_environment(configuration: Configuration, inherited: Mapping[str, str
         path = inherited.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{CPU_STAND_INS}:{path}" if path else str(CPU_STAND_INS)
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
+        # SGLang receives each bucket of weights into new memory while generation is paused, and its first touch costs several times
+        # the transfer in pages of 4 KiB.
+        environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     return environment
 
 

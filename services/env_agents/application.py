@@ -18,6 +18,7 @@ import uvicorn
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from services.env_agents.access import Access
 from services.env_agents.control import create_control
 from services.env_agents.episode import EnvironmentAgent
 from services.env_agents.episode_statistics import RunStatistics
@@ -28,16 +29,18 @@ from services.env_agents.holds import held
 from services.env_agents.loading import EnvironmentLoader
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
+from services.env_agents.remote_hosts import RemoteHosts, remote_session
 from services.env_agents.rendering import load_renderer
 from services.env_agents.rollout_loop import REDIS_AWAY, RolloutLoop, RolloutSettings
 from services.env_agents.running_group import GroupRules
+from shared.agents_token import agents_token
 from shared.configuration import Configuration, EnvAgentsSection, RedisSection, RolloutSection
 from shared.errors import ConfigurationError
 from shared.hub_tokens import hub_tokens
 from shared.keys import Keys
 from shared.ledger import AdmissionLedger
 from shared.loop_lag import watch_loop_lag
-from shared.redis_address import connection_url
+from shared.redis_address import PROTOCOL, connection_url
 from shared.redis_checks import require_usable_async
 
 _REDIS_TIMEOUT_S = 10.0
@@ -63,7 +66,12 @@ async def run(configuration: Configuration) -> None:
     # Tools and Gymnasium environments block in these threads; one that hangs must not take the others' only thread.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_ENVIRONMENT_THREADS, "environment"))
     section = configuration.env_agents
-    async with _redis(configuration.redis) as client, _http_session() as session:
+    token = agents_token()
+    async with (
+        redis_client(configuration.redis) as client,
+        _hub_session() as session,
+        remote_session(RemoteHosts(section.environment_hosts)) as remote,
+    ):
         renderer = load_renderer(Path(configuration.run.model_path), section.renderer, section.renderer_options)
         keys = Keys(configuration.run.id)
         ledger = AdmissionLedger(client, keys)
@@ -80,7 +88,7 @@ async def run(configuration: Configuration) -> None:
             stop_token_ids=renderer.stop_token_ids,
             access=hub_tokens().for_generating,
         )
-        loader = EnvironmentLoader(session, renderer, hub, import_allowlist=section.import_allowlist, seed=configuration.run.seed)
+        loader = EnvironmentLoader(remote, renderer, hub, import_allowlist=section.import_allowlist, seed=configuration.run.seed)
         registry = EnvironmentRegistry(client, keys, loader)
         for spec in section.environments:
             await registry.declare(spec)
@@ -104,7 +112,7 @@ async def run(configuration: Configuration) -> None:
             decode=renderer.text,
         )
         app = create_control(registry, evaluator, rollouts, ledger, metrics, statistics)
-        await _serve(app, section, rollouts, metrics)
+        await _serve(Access(app, token), section, rollouts, metrics)
 
 
 def _group_rules(rollout: RolloutSection, import_allowlist: Sequence[str]) -> GroupRules:
@@ -117,11 +125,11 @@ def _group_rules(rollout: RolloutSection, import_allowlist: Sequence[str]) -> Gr
     )
 
 
-async def _serve(app: object, section: EnvAgentsSection, rollouts: RolloutLoop, metrics: AgentMetrics) -> None:
+async def _serve(app: Access, section: EnvAgentsSection, rollouts: RolloutLoop, metrics: AgentMetrics) -> None:
     stop = _stop_on_signals()
     listening = _listen(section.host, section.port)
     config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
+        app,
         lifespan="off",
         log_level="warning",
         access_log=False,
@@ -162,10 +170,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def _redis(section: RedisSection) -> AsyncIterator[redis.asyncio.Redis]:
+async def redis_client(section: RedisSection) -> AsyncIterator[redis.asyncio.Redis]:
     """A client that leaves repetition to its callers, and whose calls wait for a connection when many episodes end at once."""
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         connection_url(section.url),
+        protocol=PROTOCOL,
         max_connections=_MAX_REDIS_CONNECTIONS,
         timeout=_REDIS_TIMEOUT_S,
         socket_timeout=_REDIS_TIMEOUT_S,
@@ -177,8 +186,8 @@ async def _redis(section: RedisSection) -> AsyncIterator[redis.asyncio.Redis]:
         yield client
 
 
-def _http_session() -> aiohttp.ClientSession:
-    """One session for the hub and for remote environments; the episodes in flight bound its connections."""
+def _hub_session() -> aiohttp.ClientSession:
+    """The episodes in flight bound its connections."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_connect=10)
     )

@@ -5,6 +5,8 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
+from shared.decoding import UNDECODABLE
+
 
 class Message(TypedDict):
     """What the environment says, as chat templates expect it. `name` is the tool's, in a tool message."""
@@ -29,7 +31,7 @@ def _decoded(text: str) -> list[Message] | None:
         return None
     try:
         return _checked(msgspec.json.decode(text))
-    except (msgspec.DecodeError, ValueError):  # Text that only looks like a list.
+    except (*UNDECODABLE, ValueError):  # Text that only looks like a list.
         return None
 
 

@@ -1,5 +1,6 @@
 """The process's HTTP interface: environments, evaluations, health, status, metrics, and the page that documents them."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -26,15 +27,38 @@ from services.env_agents.metrics import AgentMetrics
 from services.env_agents.openenv import UnreachableEnvironmentError
 from services.env_agents.operations import JSON_LINES
 from services.env_agents.registry import EnvironmentExistsError, EnvironmentRegistry, RegisteredEnvironment, UnknownEnvironmentError
+from services.env_agents.remote_hosts import HostNotAllowedError
 from services.env_agents.rollout_loop import REDIS_AWAY, RolloutLoop
 from shared import strict_yaml
+from shared.decoding import UNDECODABLE
 from shared.environment_spec import EnvironmentSpec
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, HeadraceError
 from shared.evaluation import EvaluationLine, EvaluationRequest
 from shared.ledger import AdmissionLedger
 
+MAX_BODY_BYTES: Final = 2**20
+"""A spec has a few hundred."""
+BODY_TIMEOUT_S: Final = 30.0
+
+
+class SlowBodyError(HeadraceError):
+    """A request whose body does not come."""
+
+
+class BodyTooLargeError(HeadraceError):
+    """A request whose body is longer than any that means something."""
+
+
+class MediaTypeError(HeadraceError):
+    """A body that does not say that it is JSON, as a page in somebody's browser could send it to this machine unasked."""
+
+
 STATUS_OF: Final[Mapping[type[Exception], int]] = {
     NotAllowedError: 403,
+    HostNotAllowedError: 403,
+    SlowBodyError: 408,
+    BodyTooLargeError: 413,
+    MediaTypeError: 415,
     UnknownEnvironmentError: 404,
     EnvironmentExistsError: 409,
     ConfigurationError: 422,
@@ -134,6 +158,7 @@ def create_control(
 
     @app.get("/metrics")
     async def show_metrics() -> Response:
+        metrics.tasks.set(len(asyncio.all_tasks()))
         return Response(metrics.exposition(), media_type="text/plain; version=0.0.4")
 
     return app
@@ -161,13 +186,38 @@ async def _refuse_without_redis(_: Request, error: Exception) -> Response:
 
 
 async def _mapping(request: Request) -> dict[str, Any]:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise MediaTypeError(
+            f"{_named(request)}: the body must have the header Content-Type: application/json, got {media_type or 'none'!r:.100}"
+        )
     try:
-        return msgspec.json.decode(await request.body(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return msgspec.json.decode(await _content(request), type=dict[str, Any])
+    except UNDECODABLE as error:
         raise ConfigurationError(
-            f"{request.method} {request.url.path}: the body must be a JSON object: {error}; /docs shows what it takes"
+            f"{_named(request)}: the body must be a JSON object: {error}; /docs shows what it takes"
         ) from error
 
 
+async def _content(request: Request) -> bytes:
+    """Raises: BodyTooLargeError, SlowBodyError."""
+    content = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > MAX_BODY_BYTES:
+                    raise BodyTooLargeError(
+                        f"{_named(request)}: the body must have at most {MAX_BODY_BYTES} bytes, got more; data belongs in a dataset"
+                    )
+    except TimeoutError as error:
+        raise SlowBodyError(f"{_named(request)}: the body must be there within {BODY_TIMEOUT_S:g} s, and is not") from error
+    return bytes(content)
+
+
+def _named(request: Request) -> str:
+    return f"{request.method} {request.url.path}"
+
+
 async def _body(request: Request, struct: type[T]) -> T:
-    return strict_yaml.decode(await _mapping(request), struct, source=f"{request.method} {request.url.path}")
+    return strict_yaml.decode(await _mapping(request), struct, source=_named(request))

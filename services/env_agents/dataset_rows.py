@@ -60,7 +60,7 @@ class JsonlRows:
     def row(self, number: int) -> dict[str, Any]:
         try:
             return _decode_object(self._lines[number])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise BadRowError(f"a line must be a JSON object: {error}") from error
         except UnicodeDecodeError as error:
             raise BadRowError(f"a line must be UTF-8: {error}") from error

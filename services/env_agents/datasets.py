@@ -168,6 +168,6 @@ def _stamp(path: str) -> tuple[int, int]:
     """Changes when the file does; zeros where there is none."""
     try:
         status = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # A path with a NUL in it is a ValueError.
         return (0, 0)
     return (status.st_mtime_ns, status.st_size)

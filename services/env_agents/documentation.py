@@ -8,8 +8,9 @@ from typing import Any, Final
 import msgspec
 
 from services.env_agents import schemas
+from services.env_agents.access import OPEN_PATHS, REFUSAL
 from services.env_agents.messages import EnvironmentDescription, Health, Refusal, RolloutChanges, RolloutDescription, Status
-from services.env_agents.operations import CHANGES, OPERATIONS, PYTHON_ENVIRONMENT, Operation
+from services.env_agents.operations import BODY_REFUSALS, CHANGES, OPERATIONS, PYTHON_ENVIRONMENT, Operation
 from services.env_agents.registry import PATCHABLE
 from shared.environment_spec import EnvironmentSpec
 from shared.evaluation import EvaluationLine, EvaluationRequest, EvaluationResult
@@ -18,12 +19,17 @@ from shared.release import VERSION
 TITLE: Final = "Headrace environment agents"
 DESCRIPTION: Final = """
 The environments of a run: register, weigh, pause, watch and remove them while it goes on. Every agent process of a run answers for
-all of them. Refusals carry a sentence in `detail`.
+all of them. Refusals carry a sentence in `detail`. Where the agents have a token, all but
+`/health`, `/status` and `/metrics` need it in `Authorization: Bearer`.
 """
 _REASONS: Final[Mapping[int, str]] = {
-    403: "It may not be imported.",
+    401: "It has not the agents' token.",
+    403: "It may not be imported, or connected to.",
     404: "There is none of this name.",
+    408: "The body does not come.",
     409: "There is another one of this name.",
+    413: "The body is too long.",
+    415: "The body is of another type.",
     422: "The body cannot be used.",
     502: "The environment's server does not answer.",
     503: "Redis does not answer.",
@@ -79,7 +85,7 @@ def _operation(path: str, operation: Operation) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "example": PYTHON_ENVIRONMENT["name"]}
             for name in re.findall(r"{(\w+)}", path)
         ],
-        "responses": dict(_responses(operation)),
+        "responses": dict(_responses(path, operation)),
     }
     if operation.request is not None:
         examples = {
@@ -91,7 +97,13 @@ def _operation(path: str, operation: Operation) -> dict[str, Any]:
     return documented
 
 
-def _responses(operation: Operation) -> Iterable[tuple[str, dict[str, Any]]]:
+def _of_every(path: str, operation: Operation) -> dict[int, str]:
+    """Refusals that an operation has in common with others."""
+    found = {} if path in OPEN_PATHS else {401: REFUSAL}
+    return found if operation.request is None else {**found, **BODY_REFUSALS}
+
+
+def _responses(path: str, operation: Operation) -> Iterable[tuple[str, dict[str, Any]]]:
     if operation.answer is None:
         yield str(operation.status), {"description": "Done; no body."}
     else:
@@ -101,6 +113,6 @@ def _responses(operation: Operation) -> Iterable[tuple[str, dict[str, Any]]]:
             str(operation.status),
             {"description": "Done.", "content": {media_type: {"schema": schema, "example": operation.example}}},
         )
-    for status, sentence in operation.refusals.items():
+    for status, sentence in sorted({**_of_every(path, operation), **operation.refusals}.items()):
         content = {"schema": schemas.reference(Refusal), "example": {"detail": sentence}}
         yield str(status), {"description": _REASONS[status], "content": {"application/json": content}}

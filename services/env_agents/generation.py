@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from shared.decoding import UNDECODABLE
 from shared.environment_spec import SamplingParameters
 from shared.errors import EpisodeError
 from shared.versions import VersionSpan, version_of_label
@@ -158,7 +159,7 @@ def read_generation(answer: bytes) -> Generation:
     """
     try:
         meta_info = _response_decoder.decode(answer).meta_info
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise GenerationError(f"the hub's answer is not a generation with log-probabilities and versions: {error}") from error
     if meta_info.finish_reason.type == "abort":
         raise GenerationError(f"the hub aborted the generation: {meta_info.finish_reason.message or 'no reason given'}")

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from services.env_agents.loading import check_allowed
+from services.env_agents.loading import check_allowed, require_defined_inside
 from shared.errors import ConfigurationError
 from shared.trajectory import SUCCESS_REWARD, Trajectory
 
@@ -47,6 +47,7 @@ def _imported(name: str, import_allowlist: Sequence[str]) -> GroupFilter:
             f"rollout.group_filters must name functions that can be imported, and {name!r} cannot: {type(error).__name__}: "
             f"{error}; correct it, or install what it needs where the agents run"
         ) from error
+    require_defined_inside(found, name, import_allowlist)
     if not callable(found):
         raise ConfigurationError(f"rollout.group_filters must name functions, and {name!r} is a {type(found).__name__}; name one")
     filter_: GroupFilter = found

@@ -11,6 +11,7 @@ import numpy as np
 
 from services.env_agents.environment import Action, Environment, Message, Step, Task
 from services.env_agents.tools import as_text
+from shared.decoding import UNDECODABLE
 
 _INTEGER = re.compile(r"-?\d+")
 
@@ -92,5 +93,5 @@ def _array(text: str, space: "gymnasium.Space[Any]") -> Any:
     """The JSON list in a text as an element of an array-valued space. Raises: ValueError if it is none."""
     try:
         return np.asarray(msgspec.json.decode(text), dtype=space.dtype)
-    except (msgspec.DecodeError, TypeError, ValueError) as error:
+    except (*UNDECODABLE, TypeError, ValueError) as error:
         raise ValueError(f"an action must be in {space}, as JSON") from error

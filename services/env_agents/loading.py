@@ -59,7 +59,9 @@ class EnvironmentLoader:
         import_allowlist: Sequence[str],
         seed: int,
     ) -> None:
-        """Args: renderer, client: the run's chat format and hub, for the lengths of prompts and for judges."""
+        """Args: session: for remote environments and rewards, from `remote_session`. renderer, client: the run's chat format and
+        hub, for the lengths of prompts and for judges.
+        """
         self._session = session
         self._renderer = renderer
         self._client = client
@@ -75,7 +77,7 @@ class EnvironmentLoader:
         else:
             assert spec.import_path is not None
             check_allowed(spec.import_path, self._import_allowlist)
-            create = await asyncio.to_thread(import_environment, spec.import_path, spec.arguments)
+            create = await asyncio.to_thread(import_environment, spec.import_path, spec.arguments, self._import_allowlist)
         reward = None if spec.reward is None else DeclaredReward(spec.reward, await self._reward_source(spec.reward))
         tasks, evaluation_tasks = await asyncio.to_thread(self._open_tasks, spec, describe_prompts(create, spec))
         if spec.execution == "thread":
@@ -88,7 +90,8 @@ class EnvironmentLoader:
         if isinstance(spec, JudgeReward):
             return JudgeSource(self._renderer, self._client, spec)
         check_allowed(spec.import_path, self._import_allowlist)
-        return FunctionSource(await asyncio.to_thread(import_reward, spec.import_path, spec.arguments), spec.arguments)
+        function = await asyncio.to_thread(import_reward, spec.import_path, spec.arguments, self._import_allowlist)
+        return FunctionSource(function, spec.arguments)
 
     def _open_tasks(self, spec: EnvironmentSpec, prompts: "Prompts") -> tuple[TaskSource, TaskSource | None]:
         open_ = functools.partial(self._tasks.open, tools=prompts.tools, needs_prompts=prompts.are_from_rows)
@@ -126,12 +129,26 @@ def check_allowed(import_path: str, allowlist: Sequence[str]) -> None:
         )
 
 
-def import_environment(import_path: str, arguments: dict[str, Any]) -> EnvironmentFactory:
+def require_defined_inside(target: object, import_path: str, allowlist: Sequence[str]) -> None:
+    """What an allowed module has from another one, as `from subprocess import run`, is not its own to offer.
+
+    Raises: NotAllowedError unless the module that defines `target` is allowed too.
+    """
+    module = getattr(target, "__module__", None)
+    if module is not None and not is_inside(module, (*allowlist, *_ALWAYS_ALLOWED)):
+        raise NotAllowedError(
+            f"import_path must name something defined inside env_agents.import_allowlist ({', '.join(allowlist) or 'empty'}), and "
+            f"{import_path!r} is defined in {module!r}; name it there, and add its package to the allowlist in the run file"
+        )
+
+
+def import_environment(import_path: str, arguments: dict[str, Any], allowlist: Sequence[str]) -> EnvironmentFactory:
     """A maker of environments from `package.module:name`: an Environment, a gymnasium.Env, or a function that returns the latter.
 
-    Raises: ConfigurationError if it cannot be imported, is none of these, or does not take the arguments.
+    Raises: ConfigurationError if it cannot be imported, is none of these, is defined elsewhere, or does not take the arguments.
     """
     target = _import(import_path)
+    require_defined_inside(target, import_path, allowlist)
     create = _factory(target, import_path, arguments)
     try:
         inspect.signature(target).bind(**arguments)
@@ -140,12 +157,13 @@ def import_environment(import_path: str, arguments: dict[str, Any]) -> Environme
     return create
 
 
-def import_reward(import_path: str, arguments: dict[str, Any]) -> Callable[..., Any]:
+def import_reward(import_path: str, arguments: dict[str, Any], allowlist: Sequence[str]) -> Callable[..., Any]:
     """The function of a finished episode that `package.module:name` is.
 
-    Raises: ConfigurationError if it cannot be imported, or does not take an episode and the arguments.
+    Raises: ConfigurationError if it cannot be imported, is defined elsewhere, or does not take an episode and the arguments.
     """
     target = _import(import_path)
+    require_defined_inside(target, import_path, allowlist)
     if not callable(target):
         raise ConfigurationError(
             f"reward.import_path must name a function, got {import_path!r}, a {type(target).__name__}; correct the name"

@@ -33,6 +33,7 @@ class AgentMetrics:
             buckets=LAG_BUCKETS_S,
             registry=self._registry,
         )
+        self.tasks = Gauge("headrace_agents_tasks", "Tasks of the event loop, when it was asked", registry=self._registry)
         self._episodes = self._counter("episodes", "Episodes finished", "environment", "outcome", "receipt")
         self._sampled_tokens = self._counter("sampled_tokens", "Tokens sampled by the policy in finished episodes", "environment")
         self._tool_calls = self._counter("tool_calls", "Tool calls in finished episodes", "environment", "is_error")

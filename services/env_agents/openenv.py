@@ -7,14 +7,16 @@ closed with it, so that neither dead sockets nor places on the server are kept (
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 import msgspec
 
+from services.env_agents.bounded_answers import read_bounded
 from services.env_agents.environment import Action, Environment, Message, RequestedCall, Step, Task
 from services.env_agents.tools import ToolError, as_text
+from shared.decoding import UNDECODABLE
 from shared.errors import ConfigurationError, EpisodeError
 from shared.trajectory import ToolCall
 
@@ -23,7 +25,10 @@ _CONNECT_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 2.0
-_MAX_MESSAGE_BYTES = 64 * 2**20
+_MAX_MESSAGE_BYTES = 4 * 2**20
+"""Of one observation. What the policy reads is bounded by limits.max_tokens in any case."""
+_MAX_SCHEMA_BYTES = 2**20
+_MAX_TOOLS = 256
 _HTTP_OF_SCHEME: Mapping[str, str] = {"ws": "http", "wss": "https"}
 
 
@@ -53,6 +58,15 @@ class _Observation(msgspec.Struct):
     observation: dict[str, Any]
     reward: float | None = None
     done: bool = False
+
+
+class _Tool(msgspec.Struct):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+_Tools = Annotated[list[_Tool], msgspec.Meta(max_length=_MAX_TOOLS)]
 
 
 class _ActionSchema(msgspec.Struct):
@@ -89,8 +103,8 @@ class OpenEnvServer:
         timeout = aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT_S)
         try:
             async with session.get(f"{_root_url(url)}/schema", timeout=timeout, raise_for_status=True) as response:
-                schemas = msgspec.json.decode(await response.read(), type=_Schemas)
-        except (TimeoutError, aiohttp.ClientError, msgspec.DecodeError, UnicodeDecodeError) as error:
+                schemas = msgspec.json.decode(await read_bounded(response, _MAX_SCHEMA_BYTES), type=_Schemas)
+        except (TimeoutError, aiohttp.ClientError, EpisodeError, *UNDECODABLE) as error:
             reason = str(error) or type(error).__name__
             raise UnreachableEnvironmentError(
                 f"an OpenEnv server must answer at {url}, but GET /schema failed: {reason}; start it, or correct the "
@@ -202,21 +216,28 @@ class OpenEnvEnvironment(Environment):
             raise ToolError(call.problem)
         answer = await self._observe("step", {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments})
         if error := answer.observation.get("error"):
-            raise ToolError(error.get("message") or error.get("error_type") or "the tool failed")
+            told = error if isinstance(error, Mapping) else {"message": error}
+            raise ToolError(as_text(told.get("message") or told.get("error_type") or "the tool failed"))
         return answer
 
     async def _list_tools(self) -> list[Mapping[str, Any]]:
         answer = await self._observe("step", {"type": "list_tools"})
+        try:
+            tools = msgspec.convert(answer.observation.get("tools", []), _Tools)
+        except msgspec.ValidationError as error:
+            raise EpisodeError(
+                f"the environment server answered list_tools with something that is no list of tools: {error}"
+            ) from error
         return [
             {
                 "type": "function",
                 "function": {
-                    "name": tool["name"],
-                    "description": tool.get("description", ""),
-                    "parameters": tool.get("input_schema") or {"type": "object", "properties": {}},
+                    "name": tool.name,
+                    "description": tool.description or "",
+                    "parameters": tool.input_schema or {"type": "object", "properties": {}},
                 },
             }
-            for tool in answer.observation.get("tools", [])
+            for tool in tools
         ]
 
     async def _observe(self, kind: Literal["reset", "step"], data: Mapping[str, Any]) -> _Observation:
@@ -234,11 +255,15 @@ class OpenEnvEnvironment(Environment):
         with contextlib.suppress(aiohttp.ClientError, ConnectionError):
             await self._socket.send_json(message)
         received = await self._socket.receive()
+        if isinstance(received.data, aiohttp.WebSocketError) and received.data.code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG:
+            raise EpisodeError(
+                f"an answer of an environment server must have at most {_MAX_MESSAGE_BYTES} bytes, got more; shorten it"
+            )
         if received.type is not aiohttp.WSMsgType.TEXT:
             raise _ConnectionLostError("the environment server closed the connection in the middle of an episode")
         try:
             reply = msgspec.json.decode(received.data, type=_Reply)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise EpisodeError(f"the environment server does not speak OpenEnv's protocol: {error}") from error
         if reply.type == "error":
             raise _RefusalError(str(reply.data.get("code")), str(reply.data.get("message")))
@@ -271,7 +296,7 @@ def _fields_of(text: str, schema: _ActionSchema) -> dict[str, Any]:
         return {name: _value_of(text.strip(), schema.properties.get(name, {}))}
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise ValueError(f"an action must be a JSON object with {', '.join(schema.properties)}") from error
 
 
@@ -280,7 +305,7 @@ def _value_of(text: str, field: Mapping[str, Any]) -> Any:
         return text
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise ValueError(f"an action must be of type {field.get('type', 'JSON')}") from error
 
 

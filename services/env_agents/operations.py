@@ -145,6 +145,11 @@ EVALUATION: Final = {
     ],
 }
 
+BODY_REFUSALS: Final = {
+    408: "POST /environments: the body must be there within 30 s, and is not",
+    413: "POST /environments: the body must have at most 1048576 bytes, got more; data belongs in a dataset",
+    415: "POST /environments: the body must have the header Content-Type: application/json, got text/plain",
+}
 _UNKNOWN = {404: "no environment is named 'calculater'; did you mean 'calculator'?"}
 _REDIS_AWAY = {503: "Redis must answer, and does not: Error 111 connecting to redis:6379; try again when it is back"}
 _UNREACHABLE = {

@@ -11,6 +11,7 @@ from services.env_agents import episode_statistics
 from services.env_agents.loading import EnvironmentLoader, LoadedEnvironment
 from services.env_agents.slots import EpisodeSlots
 from shared import strict_yaml
+from shared.decoding import UNDECODABLE
 from shared.environment_spec import EnvironmentSpec
 from shared.errors import ConfigurationError, HeadraceError
 from shared.keys import Keys
@@ -131,7 +132,7 @@ class EnvironmentRegistry:
             if self._encoded_by_name.get(name) != encoded or name not in self._loaded_by_name:
                 try:
                     await self._load(msgspec.json.decode(encoded, type=EnvironmentSpec))
-                except (ConfigurationError, msgspec.DecodeError):
+                except (ConfigurationError, *UNDECODABLE):
                     if self._encoded_by_name.get(name) != encoded:
                         _logger.exception("environment %s cannot run in this process", name)
                 self._encoded_by_name[name] = encoded

@@ -11,6 +11,7 @@ from renderers.configs import AutoRendererConfig
 
 from services.env_agents.environment import Action, Message, RequestedCall
 from services.env_agents.tokenizer import load_tokenizer
+from shared.decoding import UNDECODABLE
 from shared.errors import ConfigurationError, EpisodeError
 
 _PROBLEMS: Mapping[str, str] = {
@@ -74,7 +75,7 @@ def _requested_call(call: Any) -> RequestedCall:
     if isinstance(arguments, str):
         try:
             arguments = _decode_arguments(arguments)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             arguments = None
     if not isinstance(arguments, dict):
         return RequestedCall(name, {}, "arguments must be a JSON object")

@@ -10,11 +10,14 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from services.env_agents.bounded_answers import AnswerTooLargeError, read_bounded
 from services.env_agents.generation import GenerationClient, GenerationDeadlineError, GenerationError
 from services.env_agents.identifiers import uuid7
+from services.env_agents.remote_hosts import HostNotAllowedError, RedirectError
 from services.env_agents.rendering import ChatRenderer
 from services.env_agents.rewards import FinishedEpisode, RewardError, RewardProblem
 from services.env_agents.tools import as_text
+from shared.decoding import UNDECODABLE
 from shared.environment_spec import HttpReward, JudgeReward
 
 _PASSING_STATUSES = (429, 502, 503, 504)
@@ -43,7 +46,7 @@ class FunctionSource:
 
 
 class HttpSource:
-    """A service that scores what is posted to it. Redirects are refused: they would lead where nobody said the data may go."""
+    """A service that scores what is posted to it, over a session of `remote_session`."""
 
     def __init__(self, session: aiohttp.ClientSession, spec: HttpReward) -> None:
         self._session = session
@@ -54,33 +57,24 @@ class HttpSource:
         headers = {"Content-Type": "application/json"}
         try:
             async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
-                answer = await _read(response)
+                answer = await read_bounded(response, _MAX_ANSWER_BYTES)
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             raise RewardError(RewardProblem.UNREACHABLE, f"{self._url}: {error or type(error).__name__}") from error
+        except (aiohttp.ClientError, HostNotAllowedError, RedirectError) as error:
+            raise RewardError(RewardProblem.ERROR, f"{self._url}: {error}") from error
+        except AnswerTooLargeError as error:
+            raise RewardError(RewardProblem.UNUSABLE, str(error)) from error
         self._require_success(response.status, answer)
         try:
             return msgspec.json.decode(answer)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise RewardError(RewardProblem.UNUSABLE, f"{self._url} must answer JSON {{reward, parts}}: {error}") from error
 
     def _require_success(self, status: int, answer: bytes) -> None:
         if status in _PASSING_STATUSES:
             raise RewardError(RewardProblem.UNREACHABLE, f"{self._url} answered {status}")
-        if 300 <= status < 400:
-            raise RewardError(
-                RewardProblem.ERROR, f"{self._url} answered {status}, and redirects are not followed; give the last url"
-            )
         if status >= 400:
             raise RewardError(RewardProblem.ERROR, f"{self._url} answered {status}: {answer[:500].decode(errors='replace')}")
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_chunked(2**16):
-        body += chunk
-        if len(body) > _MAX_ANSWER_BYTES:
-            raise RewardError(RewardProblem.UNUSABLE, f"a reward must be at most {_MAX_ANSWER_BYTES} bytes of JSON, got more")
-    return bytes(body)
 
 
 class JudgeSource:

@@ -17,6 +17,9 @@ from services.env_agents.tasks import Task
 from shared.environment_spec import RewardSpec
 from shared.errors import EpisodeError
 
+MAX_PARTS = 64
+"""They travel in every record."""
+
 
 class FinishedEpisode(msgspec.Struct, frozen=True):
     """A completed episode, as rewards see it."""
@@ -103,6 +106,8 @@ def checked_score(answer: object) -> Scored:
     """Raises: RewardError unless the answer is a finite number, or a mapping {reward, parts} of such."""
     match answer:
         case Scored(reward=reward, parts=parts) | {"reward": reward, "parts": Mapping() as parts}:
+            if len(parts) > MAX_PARTS:
+                raise RewardError(RewardProblem.UNUSABLE, f"a reward must have at most {MAX_PARTS} parts, got {len(parts)}")
             return Scored(_finite(reward, answer), {str(name): _finite(value, answer) for name, value in parts.items()})
         case {"reward": reward, **others} if "parts" not in others:
             return Scored(_finite(reward, answer))

@@ -13,6 +13,7 @@ import msgspec
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _TOOL_MARK = "_headrace_tool"
+_PROBLEM_CHARACTERS = 500
 _ARGUMENT_LINE = re.compile(r"^\s*(?P<name>\w+)(?:\s*\([^)]*\))?:\s*(?P<text>.+)$")
 
 
@@ -48,7 +49,8 @@ class Tool:
         try:
             checked = msgspec.convert(arguments, self.arguments)
         except msgspec.ValidationError as error:
-            raise ToolError(f"{self.name}: {error}") from error
+            # msgspec's words have the name of an unknown argument, and the policy chose that.
+            raise ToolError(f"{self.name}: {str(error)[:_PROBLEM_CHARACTERS]}") from error
         keywords = msgspec.structs.asdict(checked)
         if inspect.iscoroutinefunction(self.function):
             result = await self.function(owner, **keywords)

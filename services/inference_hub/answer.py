@@ -12,7 +12,15 @@ import msgspec
 from shared.versions import VersionSpan, merge_spans, shift_spans, version_of_label
 
 PER_TOKEN_KEYS: Final = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
-PROMPT_KEYS: Final = ("cached_tokens", "input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
+FIRST_KEYS: Final = (
+    "cached_tokens",
+    "input_token_logprobs",
+    "input_top_logprobs",
+    "input_token_ids_logprobs",
+    "request_received_ts",
+    "first_token_latency",
+)
+"""Of a joined answer's first part."""
 SUMMED_KEYS: Final = ("reasoning_tokens", "num_retractions", "e2e_latency")
 
 Answer = dict[str, Any]
@@ -29,6 +37,8 @@ class MetaHead(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     completion_tokens: int = 0
     num_retractions: int = 0
+    first_token_latency: float | None = None
+    """Seconds from the request's arrival at the engine; only with --enable-metrics."""
     weight_versions: list[msgspec.Raw] = []
 
 
@@ -129,7 +139,7 @@ def join(parts: Sequence[Answer], *, prompt_tokens: int, finish_reason: Mapping[
     whole_length = {"length": len(output_ids)} if finish_reason["type"] == "length" else {}
     metas = [part["meta_info"] for part in parts]
     meta_info = dict(last["meta_info"])
-    meta_info |= {key: first["meta_info"][key] for key in PROMPT_KEYS if key in first["meta_info"]}
+    meta_info |= {key: first["meta_info"][key] for key in FIRST_KEYS if key in first["meta_info"]}
     per_token = [key for key in PER_TOKEN_KEYS if all(meta.get(key) for meta in metas)]
     meta_info |= {key: [item for meta in metas for item in meta[key]] for key in per_token}
     meta_info |= {key: sum(meta.get(key) or 0 for meta in metas) for key in SUMMED_KEYS if key in meta_info}

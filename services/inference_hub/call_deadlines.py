@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final
 
 MAX_LOOK_S: Final = 1.0
@@ -11,8 +12,9 @@ LOOKS_PER_TIMEOUT: Final = 8
 class CallDeadlines:
     """The running calls, oldest first. One older than `timeout_s` is cancelled, late by an eighth of that or a second at most."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
         self.timeout_s = timeout_s
+        self._clock = clock
         self._began_by_task: dict[asyncio.Task[object], float] = {}
         self._overdue: set[asyncio.Task[object]] = set()
 
@@ -40,4 +42,4 @@ class CallDeadlines:
         """Looks until it is cancelled."""
         while True:
             await asyncio.sleep(min(MAX_LOOK_S, self.timeout_s / LOOKS_PER_TIMEOUT))
-            self.cancel_overdue(time.perf_counter())
+            self.cancel_overdue(self._clock())

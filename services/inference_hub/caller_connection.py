@@ -15,7 +15,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from services.inference_hub.resume import MAX_BODY_BYTES, Reply, body_too_large, error_reply
+from services.inference_hub.resume import Reply, body_too_large, error_reply
 
 GENERATE_LINE: Final = b"POST /generate HTTP/1.1\r\n"
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -31,6 +31,8 @@ Headers = dict[bytes, bytes]
 
 class Answers(Protocol):
     """What answers generate calls."""
+
+    max_body_bytes: int
 
     async def answer(self, body: bytes, headers: Headers) -> Reply:
         """Cancelled when the caller leaves."""
@@ -67,8 +69,7 @@ class CallerConnection(asyncio.Protocol):
         self._idle_check = self._loop.call_later(IDLE_S, self._close_if_idle, 0)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._idle_check.cancel()
-        self._connections.discard(self)
+        self._leave()
         if self._task is not None:
             self._task.cancel()
 
@@ -116,8 +117,8 @@ class CallerConnection(asyncio.Protocol):
         if self._task is not None:
             return
         self._num_body_bytes += len(piece)
-        if self._num_body_bytes > MAX_BODY_BYTES:
-            self._refuse(body_too_large())
+        if self._num_body_bytes > self._generate.max_body_bytes:
+            self._refuse(body_too_large(self._generate.max_body_bytes))
         else:
             self._pieces.append(piece)
 
@@ -168,12 +169,16 @@ class CallerConnection(asyncio.Protocol):
             self._transport.close()
 
     def _hand_over(self, data: bytes) -> None:
-        self._idle_check.cancel()
-        self._connections.discard(self)
+        self._leave()
         protocol = HttpToolsProtocol(*self._uvicorn)
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         protocol.data_received(data)
+
+    def _leave(self) -> None:
+        self._idle_check.cancel()
+        self._connections.discard(self)
+        del self._parser  # It refers back to this object, and garbage collection comes late to a hub that is idle.
 
     def _close_if_idle(self, num_answered: int) -> None:
         if self._task is None and self._num_answered == num_answered:

@@ -6,6 +6,8 @@ its prefix there.
 
     arrive ──an engine has a place──► bound ──► done
        └──► waiting ──a place is free──┘
+
+While no engine may take calls at all they wait here too, so there is one order in which they go, whatever they waited for.
 """
 
 import time
@@ -53,8 +55,10 @@ EngineT = TypeVar("EngineT", bound=Placed)
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A call as the dispatcher sees it."""
+    """A call as the dispatcher sees it, the same for all its attempts."""
 
+    number: int
+    """Its place in the order of arrival, which another attempt keeps."""
     session_id: str | None
     environment: str
     is_validation: bool
@@ -70,6 +74,7 @@ class Dispatcher(Generic[EngineT]):
         engines: Callable[[], Sequence[EngineT]],
         strategy: Strategy,
         sessions: Sessions,
+        waiting: WaitingCalls[EngineT] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -79,11 +84,16 @@ class Dispatcher(Generic[EngineT]):
         self._sessions = sessions
         self._clock = clock
         self._tokens_by_environment: Counter[str] = Counter()
-        self.waiting: WaitingCalls[EngineT] = WaitingCalls()
+        self.waiting: WaitingCalls[EngineT] = WaitingCalls() if waiting is None else waiting
 
-    def arrive(self, call: Arrival, bind: Callable[[EngineT], object]) -> EngineT | Waiter[EngineT]:
-        """The engine that has a place for it, taken; or its place among the waiting, whose `bind` gets the engine later."""
-        waiter = self._waiter(call, bind)
+    def arrive(
+        self, call: Arrival, bind: Callable[[EngineT], object], *, avoided_ids: frozenset[str] = frozenset()
+    ) -> EngineT | Waiter[EngineT]:
+        """The engine that has a place for it, taken; or its place among the waiting, whose `bind` gets the engine later.
+
+        Args: avoided_ids: engines that failed on it, to be taken only while no other has a place.
+        """
+        waiter = self._waiter(call, bind, avoided_ids)
         engine = self._place(waiter)
         if engine is None:
             self.waiting.add(waiter)
@@ -96,8 +106,8 @@ class Dispatcher(Generic[EngineT]):
         return self.waiting.remove(waiter)
 
     def take(self, engine: EngineT, call: Arrival) -> EngineT:
-        """A place in this engine, whether or not it has one: for a call that had one already."""
-        self._begin(engine, self._waiter(call, lambda engine: None))
+        """A place in this engine, whether or not it has one: for a call that goes on where it was."""
+        self._begin(engine, self._waiter(call, lambda engine: None, frozenset()))
         return engine
 
     def done(self, engine: EngineT, call: Arrival) -> None:
@@ -128,54 +138,77 @@ class Dispatcher(Generic[EngineT]):
 
     def offer(self, engine: EngineT) -> None:
         """Gives the engine's free places to whose turn it is."""
-        if engine not in self._engines():
+        engines = self._engines()
+        while engine in engines and self._offer_one(engine, engines) is not None:
+            pass
+
+    def engines_changed(self) -> None:
+        """Engines came or went, or an engine's limit did: those that waited for one that is gone may go anywhere.
+
+        Each free place goes to the engine with the least to do, so that a crowd which waited for a weight update is spread.
+        """
+        engines = self._engines()
+        if not self.waiting or not engines:
             return
-        while (
-            waiter := self.waiting.next_for(
-                engine.id, self._tokens_by_environment, is_allowed=lambda waiter: self._has_place(engine, waiter)
-            )
-        ) is not None:
+        for gone in self.waiting.engine_ids - {engine.id for engine in engines}:
+            self._release(gone)
+        offering = list(engines)
+        while self.waiting and offering:
+            engine = min(offering, key=lambda engine: engine.outstanding_tokens)
+            if engine.id in self.waiting.engine_ids and is_overloaded(engine, engines, cost_tokens=0):
+                self._release(engine.id)
+                offering = list(engines)
+            elif (bound := self._offer_one(engine, engines)) is None:
+                offering.remove(engine)
+            elif bound.avoided_ids:
+                offering = list(engines)  # Those it avoided were asked for it, and not for who is next.
+
+    def _offer_one(self, engine: EngineT, engines: Sequence[EngineT]) -> Waiter[EngineT] | None:
+        """Who was bound: whose turn it is in `engine`, if it has a place for it."""
+        waiter = self.waiting.next_for(
+            engine.id, self._tokens_by_environment, is_allowed=lambda waiter: self._may_take(engine, waiter, engines)
+        )
+        if waiter is not None:
             self.waiting.remove(waiter)
             self._begin(engine, waiter)
             waiter.bind(engine)
+        return waiter
 
-    def engines_changed(self) -> None:
-        """Engines came or went, or an engine's limit did: those that waited for one that is gone may go anywhere."""
-        if not self.waiting:
-            return
-        engines = self._engines()
-        for gone in self.waiting.engine_ids - {engine.id for engine in engines}:
-            self._release(self.waiting.waiting_for(gone))
-        for engine in engines:
-            if self.waiting.engine_ids and is_overloaded(engine, engines, cost_tokens=0):
-                self._release(self.waiting.waiting_for(engine.id))
-        for engine in sorted(engines, key=lambda engine: engine.outstanding_tokens):
-            self.offer(engine)
-
-    def _release(self, waiters: list[Waiter[EngineT]]) -> None:
-        for waiter in waiters:
+    def _release(self, engine_id: str) -> None:
+        """Those that wait for this engine may go anywhere."""
+        for waiter in self.waiting.waiting_for(engine_id):
             self.waiting.remove(waiter)
             waiter.engine_id = None
             self.waiting.add(waiter)
 
-    def _waiter(self, call: Arrival, bind: Callable[[EngineT], object]) -> Waiter[EngineT]:
+    def _waiter(self, call: Arrival, bind: Callable[[EngineT], object], avoided_ids: frozenset[str]) -> Waiter[EngineT]:
         is_running = call.session_id is not None and self._sessions.engine_id(call.session_id) is not None
         rank = Rank.VALIDATION if call.is_validation else Rank.NEXT_TURN if is_running else Rank.NEW_EPISODE
-        return Waiter(rank, call.environment, call.prompt_tokens, call.cost_tokens, bind, call.session_id)
+        return Waiter(rank, call.environment, call.prompt_tokens, call.cost_tokens, call.number, bind, call.session_id, avoided_ids)
 
     def _place(self, waiter: Waiter[EngineT]) -> EngineT | None:
         """The engine for it now, or None; then `waiter` says which engine it waits for."""
         engines = self._engines()
         preferred_id = self._sessions.engine_id(waiter.session_id) if waiter.session_id else None
-        preferred = next((engine for engine in engines if engine.id == preferred_id), None) if self._is_sticky else None
-        if preferred is not None and not is_overloaded(preferred, engines, cost_tokens=waiter.cost_tokens):
-            waiter.engine_id = preferred.id
-            if not self._has_place(preferred, waiter):
-                return None
-        free = [engine for engine in engines if self._has_place(engine, waiter)]
+        if self._is_sticky and preferred_id is not None and preferred_id not in waiter.avoided_ids:
+            preferred = next((engine for engine in engines if engine.id == preferred_id), None)
+            if not engines:
+                waiter.engine_id = preferred_id
+            elif preferred is not None and not is_overloaded(preferred, engines, cost_tokens=waiter.cost_tokens):
+                waiter.engine_id = preferred.id
+                if not self._has_place(preferred, waiter):
+                    return None
+        free = [engine for engine in engines if self._may_take(engine, waiter, engines)]
         if not free:
             return None
         return self._strategy(free, preferred_id=preferred_id, cost_tokens=waiter.cost_tokens)
+
+    def _may_take(self, engine: EngineT, waiter: Waiter[EngineT], engines: Sequence[EngineT]) -> bool:
+        if not self._has_place(engine, waiter):
+            return False
+        return engine.id not in waiter.avoided_ids or not any(
+            other.id not in waiter.avoided_ids and self._has_place(other, waiter) for other in engines
+        )
 
     def _has_place(self, engine: EngineT, waiter: Waiter[EngineT]) -> bool:
         if not engine.num_outstanding_calls:

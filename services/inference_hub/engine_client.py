@@ -1,5 +1,6 @@
 """SGLang's HTTP API of one engine (0.5.23): generate, abort, what it is, and the control calls of a weight update."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
@@ -10,12 +11,14 @@ from yarl import URL
 from services.inference_hub.engine_connection import (
     CONNECT_TIMEOUT_S,
     KEEPALIVE_S,
+    OUT_OF_FILES,
     ConnectError,
     EngineConnections,
     LostConnectionError,
     StaleConnectionError,
 )
 from services.inference_hub.limits import EngineLoad
+from shared.decoding import UNDECODABLE
 from shared.errors import EngineError
 from shared.versions import version_of_label
 
@@ -24,6 +27,10 @@ ABORT_TIMEOUT_S: Final = 5.0
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
+BEYOND_VOCABULARY: Final = msgspec.json.encode(
+    {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}, "return_logprob": True, "token_ids_logprob": [2**31 - 1]}
+)
+VALID_RANGE: Final = re.compile(r"valid range is \[0, (\d+)\)")
 JSON_HEADERS: Final = {"Content-Type": "application/json"}
 
 
@@ -35,10 +42,16 @@ class EngineTimeoutError(EngineError):
     """It did not answer a control call in time: its scheduler is busy, or hangs."""
 
 
+class EngineRefusedError(EngineError):
+    """It answered a control call with a refusal, in its own words."""
+
+
 class ModelInfo(msgspec.Struct, frozen=True):
     """`GET /model_info`: answered by SGLang's HTTP process, so also while generation is paused."""
 
     weight_version: str = "default"
+    model_type: str | None = None
+    """Of the model's config.json, such as qwen3."""
 
     @property
     def version(self) -> int | None:
@@ -54,17 +67,30 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """`GET /server_info`: asks the scheduler, so it waits while one is busy."""
 
     version: str
+    model_path: str = ""
     tp_size: int = 1
     dp_size: int = 1
     disable_overlap_schedule: bool = False
     internal_states: tuple[SchedulerState, ...] = ()
     max_total_num_tokens: int | None = None
     """Of its KV cache."""
+    max_req_input_len: int | None = None
+    """Tokens of the longest prompt that context and KV cache have room for."""
 
     @property
     def max_running_calls(self) -> int | None:
         """Requests that it samples for at the same time; None if it does not say."""
         return self.internal_states[0].effective_max_running_requests_per_dp if self.internal_states else None
+
+
+class _Model(msgspec.Struct, frozen=True):
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct, frozen=True):
+    """`GET /v1/models`: the one that it serves, and adapters."""
+
+    data: list[_Model] = []
 
 
 class _Loads(msgspec.Struct, frozen=True):
@@ -87,6 +113,10 @@ class EngineClient:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    def close_old(self) -> None:
+        """Connections that generate calls left and will not use again."""
+        self._connections.close_old()
 
     async def generate(self, body: bytes) -> tuple[int, bytes]:
         """Status and body of `POST /generate`. The caller sets the deadline: an answer takes as long as it takes.
@@ -115,6 +145,20 @@ class EngineClient:
     async def server_info(self, *, timeout_s: float) -> ServerInfo:
         return await self._get("server_info", ServerInfo, timeout_s)
 
+    async def context_tokens(self, *, timeout_s: float) -> int | None:
+        """The model's context length; None of an engine that does not say. Raises: EngineError."""
+        models = (await self._get("v1/models", _Models, timeout_s)).data
+        return models[0].max_model_len if models else None
+
+    async def vocabulary(self, *, timeout_s: float) -> int | None:
+        """Number of its model's token ids; None if it does not say. Raises: EngineError.
+
+        SGLang says it only where it refuses to report the log-probability of a token beyond, before anything runs.
+        """
+        status, body = await self._request("POST", "generate", BEYOND_VOCABULARY, timeout_s)
+        said = VALID_RANGE.search(_message(body)) if status == 400 else None
+        return int(said[1]) if said else None
+
     async def load(self, *, timeout_s: float) -> EngineLoad:
         """What its scheduler runs and queues; nothing known of an engine that does not say. Raises: EngineError."""
         loads = (await self._get("v1/loads", _Loads, timeout_s)).loads
@@ -125,11 +169,12 @@ class EngineClient:
         status, _ = await self._request("GET", "ready", None, timeout_s)
         return status == 200
 
-    async def post(self, path: str, payload: Mapping[str, Any], *, timeout_s: float) -> None:
-        """A control call. Raises: EngineError with the engine's own words if it refuses."""
+    async def post(self, path: str, payload: Mapping[str, Any], *, timeout_s: float) -> bytes:
+        """A control call; the answer's body. Raises: EngineRefusedError with the engine's own words, EngineError."""
         status, body = await self._request("POST", path, msgspec.json.encode(payload), timeout_s)
         if status != 200:
-            raise EngineError(f"engine {self.url} must accept /{path}, answered {status}: {_message(body)}")
+            raise EngineRefusedError(f"engine {self.url} must accept /{path}, answered {status}: {_message(body)}")
+        return body
 
     async def _get(self, path: str, struct: type[StructT], timeout_s: float) -> StructT:
         status, body = await self._request("GET", path, None, timeout_s)
@@ -137,7 +182,7 @@ class EngineClient:
             raise EngineError(f"engine {self.url} must answer /{path}, answered {status}: {_message(body)}")
         try:
             return msgspec.json.decode(body, type=struct)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise EngineError(f"{self.url} must be an SGLang engine, answered /{path} with something else: {error}") from error
 
     async def _request(self, method: str, path: str, data: bytes | None, timeout_s: float) -> tuple[int, bytes]:
@@ -148,6 +193,10 @@ class EngineClient:
             ) as response:
                 return response.status, await response.read()
         except aiohttp.ClientConnectorError as error:
+            if error.errno in OUT_OF_FILES:
+                raise EngineError(
+                    f"the hub has no file descriptor left to ask engine {self.url} for /{path}; raise ulimit -n"
+                ) from error
             raise EngineUnreachableError(
                 f"engine {self.url} must be reachable, got: {error}; start it, or check the address"
             ) from error
@@ -174,7 +223,7 @@ def _message(body: bytes) -> str:
     """The sentence in an engine's error, whichever of its shapes it has."""
     try:
         content = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return body[:500].decode(errors="replace")
     if isinstance(content, dict):
         for key in ("message", "detail", "error"):

@@ -4,9 +4,14 @@ aiohttp's client costs more of a call than everything else that the hub does for
 """
 
 import asyncio
+import errno
+import logging
+import resource
 import ssl
+import sys
 from collections.abc import Callable
-from typing import Any, Final, cast
+from itertools import takewhile
+from typing import Any, ClassVar, Final, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -14,6 +19,12 @@ import httptools
 CONNECT_TIMEOUT_S: Final = 5.0
 KEEPALIVE_S: Final = 4.0
 """Below the five seconds after which SGLang closes an idle connection, so that no call is sent into a closing one."""
+SPARE_FILES: Final = 128
+"""File descriptors for what is no call: the listening socket, Redis, control calls."""
+OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
+OUT_OF_FILES_WAIT_S: Final = 0.05
+
+logger = logging.getLogger(__name__)
 
 
 class ConnectError(Exception):
@@ -30,6 +41,10 @@ class LostConnectionError(Exception):
 
 class EngineConnection(asyncio.Protocol):
     """One connection, IDLE → BUSY → IDLE … → closed. Its pool gives it one request at a time."""
+
+    num_open: ClassVar[int] = 0
+    """In this process. Those that are being made are in `num_connecting`."""
+    num_connecting: ClassVar[int] = 0
 
     def __init__(self, loop: asyncio.AbstractEventLoop, forget: Callable[["EngineConnection"], object]) -> None:
         self._loop = loop
@@ -60,10 +75,13 @@ class EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.is_open = True
+        EngineConnection.num_open += 1
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
+        EngineConnection.num_open -= 1
         self._forget(self)
+        del self._parser  # It refers back to this object, and garbage collection comes late to a hub that is idle.
         if self._answer is not None and not self._answer.done():
             reason = str(error) if error else "cut by the hub" if self._was_cut else "closed by the engine"
             is_stale = self._is_used and not self._has_begun and not self._was_cut
@@ -90,15 +108,22 @@ class EngineConnection(asyncio.Protocol):
         self._is_used = True
         if not self._parser.should_keep_alive():
             self.is_open = False
-        if self._answer is None or self._answer.done():
+        answer, self._answer = self._answer, None
+        if answer is None or answer.done():
             self.close()
         else:
-            self._answer.set_result((status, body))
+            answer.set_result((status, body))
 
     def _fail(self, reason: str) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(LostConnectionError(reason))
         self.close()
+
+
+def max_connections() -> int:
+    """To engines, of this process: each belongs to a caller's, and libuv closes callers for whom it has no descriptor left."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, (soft - SPARE_FILES) // 2)
 
 
 class EngineConnections:
@@ -114,6 +139,7 @@ class EngineConnections:
         ).encode()
         self._idle: dict[EngineConnection, None] = {}
         self._busy: set[EngineConnection] = set()
+        self._lacks_files = False
 
     @property
     def num_idle(self) -> int:
@@ -124,7 +150,8 @@ class EngineConnections:
 
         Raises: ConnectError, StaleConnectionError, LostConnectionError.
         """
-        connection = self._take() or await self._connect()
+        while (connection := self._take() or await self._connect()) is None:  # noqa: ASYNC110 - nobody would set an event
+            await asyncio.sleep(OUT_OF_FILES_WAIT_S)
         self._busy.add(connection)
         try:
             answer = await connection.ask(b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
@@ -150,6 +177,13 @@ class EngineConnections:
             connection.close()
         self._idle.clear()
 
+    def close_old(self) -> None:
+        """Those that were idle for too long to be used again; to be called now and then, because an engine may keep them open."""
+        oldest_s = asyncio.get_running_loop().time() - KEEPALIVE_S
+        for connection in list(takewhile(lambda connection: connection.idle_since < oldest_s, self._idle)):
+            del self._idle[connection]
+            connection.close()
+
     def _take(self) -> EngineConnection | None:
         """The idle connection used last. If that one is too old, so are the others, and all are closed."""
         if not self._idle:
@@ -161,9 +195,14 @@ class EngineConnections:
         self.close_idle()
         return None
 
-    async def _connect(self) -> EngineConnection:
+    async def _connect(self) -> EngineConnection | None:
+        """A new connection; None while the hub has no file descriptor left for one, which is no failure of the engine."""
         loop = asyncio.get_running_loop()
+        if EngineConnection.num_open + EngineConnection.num_connecting >= max_connections():
+            self._note_shortage()
+            return None
         options: dict[str, Any] = {"ssl": self._tls} if self._tls else {}
+        EngineConnection.num_connecting += 1
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
@@ -172,8 +211,19 @@ class EngineConnections:
         except TimeoutError as error:
             raise ConnectError(f"no connection within {CONNECT_TIMEOUT_S:g} s") from error
         except OSError as error:
-            raise ConnectError(str(error)) from error
+            if error.errno not in OUT_OF_FILES:
+                raise ConnectError(str(error)) from error
+            self._note_shortage()
+            return None
+        finally:
+            EngineConnection.num_connecting -= 1
+        self._lacks_files = False
         return connection
+
+    def _note_shortage(self) -> None:
+        if not self._lacks_files:
+            logger.warning("the hub has no file descriptor left for a connection to an engine: calls wait; raise ulimit -n")
+        self._lacks_files = True
 
     def _forget(self, connection: EngineConnection) -> None:
         self._idle.pop(connection, None)

@@ -1,6 +1,6 @@
-"""Holds generate calls while no engine may take them."""
+"""Whether any engine may take generate calls, why not, and for how long. Pure: the calls themselves wait in the dispatcher."""
 
-import asyncio
+import time
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -13,16 +13,14 @@ class Hold(StrEnum):
 
 
 class Gate:
-    """Open while nothing holds it. Each reason is closed and opened by its one owner, in any order.
+    """Open while nothing holds it. Each reason is closed and opened by its one owner, in any order."""
 
-    Every call that waits is let through at once when the last reason ends; waiting costs nothing while the gate is open.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Args: clock: seconds that never go back."""
+        self._clock = clock
         self._reasons: set[Hold] = set()
-        self._opened = asyncio.Event()
-        self._opened.set()
-        self.num_waiting = 0
+        self._closed_since = 0.0
+        self._closed_s = 0.0
         self.on_open: Callable[[], object] = lambda: None
         """Called when the last reason ends."""
 
@@ -34,22 +32,20 @@ class Gate:
     def reasons(self) -> list[Hold]:
         return sorted(self._reasons)
 
+    @property
+    def closed_s(self) -> float:
+        """Seconds in which it was closed until now: what lies between two readings is how long a call was held between them."""
+        return self._closed_s if self.is_open else self._closed_s + self._clock() - self._closed_since
+
     def hold(self, reason: Hold) -> None:
+        if self.is_open:
+            self._closed_since = self._clock()
         self._reasons.add(reason)
-        self._opened.clear()
 
     def release(self, reason: Hold) -> None:
-        self._reasons.discard(reason)
-        if not self._reasons and not self._opened.is_set():
-            self._opened.set()
-            self.on_open()
-
-    async def passed(self) -> None:
-        """Returns when the gate is open. The caller sets the deadline."""
-        self.num_waiting += 1
-        try:
-            # A waiter resumes after the event was set, and the gate may have closed again since.
-            while self._reasons:
-                await self._opened.wait()
-        finally:
-            self.num_waiting -= 1
+        if self._reasons != {reason}:
+            self._reasons.discard(reason)
+            return
+        self._closed_s = self.closed_s
+        self._reasons.clear()
+        self.on_open()

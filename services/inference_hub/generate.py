@@ -1,4 +1,4 @@
-"""`POST /generate`, the hot path: hold → choose → relay → resume.
+"""`POST /generate`, the hot path: wait for a place → relay → resume.
 
 A request goes to the engine as the bytes that came, with the hub's fields after them, and an answer that needs no joining comes
 back as the bytes the engine sent.
@@ -18,9 +18,9 @@ from services.inference_hub.dispatcher import Arrival, Dispatcher
 from services.inference_hub.engine_client import EngineUnreachableError
 from services.inference_hub.engines import Engine, EngineRegistry
 from services.inference_hub.gate import Gate
+from services.inference_hub.idle_memory import IdleMemory, give_back
 from services.inference_hub.metrics import Metrics
 from services.inference_hub.resume import (
-    MAX_BODY_BYTES,
     Call,
     RefusedError,
     Reply,
@@ -28,8 +28,9 @@ from services.inference_hub.resume import (
     error_reply,
     parse_request,
 )
-from services.inference_hub.routing import StrategyName, choose, strategy
+from services.inference_hub.routing import StrategyName, strategy
 from services.inference_hub.sessions import Sessions
+from services.inference_hub.waiting import WaitingCalls
 from shared.errors import EngineError
 
 Scope = Mapping[str, Any]
@@ -60,6 +61,7 @@ class GenerateEndpoint:
         self,
         registry: EngineRegistry,
         gate: Gate,
+        waiting: WaitingCalls[Engine],
         metrics: Metrics,
         access: Access,
         tasks: asyncio.TaskGroup,
@@ -67,22 +69,28 @@ class GenerateEndpoint:
         timeout_s: float,
         max_attempts: int,
         max_waiting_calls: int,
+        max_body_bytes: int,
         segment_tokens: int | None,
         strategy_name: StrategyName,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """Args: clock: seconds that never go back."""
         self._registry = registry
         self._gate = gate
         self._metrics = metrics
         self._access = access
         self._tasks = tasks
-        self._deadlines = CallDeadlines(timeout_s)
+        self._clock = clock
+        self._deadlines = CallDeadlines(timeout_s, clock)
+        self._numbers = count(1)
         self._rids = request_ids()
         self._max_attempts = max_attempts
         self._max_waiting_calls = max_waiting_calls
+        self.max_body_bytes = max_body_bytes
         self._segment_tokens = segment_tokens
         self._loop = asyncio.get_running_loop()
         self.dispatcher: Dispatcher[Engine] = Dispatcher(
-            lambda: registry.routable if gate.is_open else (), strategy(strategy_name), Sessions()
+            lambda: registry.routable if gate.is_open else (), strategy(strategy_name), Sessions(), waiting, clock=clock
         )
         registry.on_change = gate.on_open = self.dispatcher.engines_changed
         self.num_calls = 0
@@ -90,11 +98,11 @@ class GenerateEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The same as an ASGI application, for a connection that also carries other requests."""
         try:
-            body = await _read_body(receive)
+            body = await _read_body(receive, self.max_body_bytes)
         except CallerLeftError:
             return
         if body is None:
-            await send_reply(send, body_too_large())
+            await send_reply(send, body_too_large(self.max_body_bytes))
             return
         async with asyncio.TaskGroup() as tasks:
             answering = tasks.create_task(self.answer(body, dict(scope["headers"])))
@@ -109,7 +117,7 @@ class GenerateEndpoint:
         """The answer to one call. It is cancelled when the caller leaves, and then the engine is told to stop."""
         task = asyncio.current_task()
         assert task is not None
-        arrived = time.perf_counter()
+        arrived = self._clock()
         self.num_calls += 1
         self._deadlines.begin(task, arrived)
         call = None
@@ -119,7 +127,7 @@ class GenerateEndpoint:
             call = self._accept(body)
             if ENDED_HEADER in headers:
                 self._end_sessions(headers[ENDED_HEADER])
-            reply = await self._settle(call, _arrival(call, headers))
+            reply = await self._settle(call, _arrival(next(self._numbers), call, headers))
         except RefusedError as error:
             reply = error_reply(error.status, str(error), headers=error.headers)
         except asyncio.CancelledError:
@@ -131,7 +139,7 @@ class GenerateEndpoint:
         finally:
             self._deadlines.end(task)
             self.num_calls -= 1
-        seconds = time.perf_counter() - arrived
+        seconds = self._clock() - arrived
         self._metrics.calls.labels(reply.status).inc()
         self._metrics.call_seconds.observe(seconds)
         if call is not None:
@@ -140,27 +148,35 @@ class GenerateEndpoint:
         return reply
 
     async def watch(self) -> None:
-        """Holds calls to their deadline, and lets episodes begin in place of silent ones, until it is cancelled."""
+        """Holds calls to their deadline, lets episodes begin in place of silent ones, closes old connections and gives memory back,
+        until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._deadlines.watch())
+            memory = IdleMemory()
             while True:
                 await asyncio.sleep(LOOK_S)
                 self.dispatcher.look()
+                for engine in self._registry.by_id.values():
+                    engine.client.close_old()
+                if memory.is_due(self._clock(), self.num_calls):
+                    give_back()
 
     def _end_sessions(self, session_ids: bytes) -> None:
         for session_id in session_ids.decode("latin-1").split(",")[:MAX_ENDED]:
             self.dispatcher.end_session(session_id.strip())
 
     def _accept(self, body: bytes) -> Call:
-        num_waiting = len(self.dispatcher.waiting) + self._gate.num_waiting
-        if num_waiting >= self._max_waiting_calls:
+        if len(self.dispatcher.waiting) >= self._max_waiting_calls:
             raise RefusedError(
                 429,
                 f"at most {self._max_waiting_calls} generate calls may wait in the hub (inference_hub.max_waiting_calls), and as "
                 f"many do; send this one again in {RETRY_AFTER_S} s",
                 headers=(("retry-after", str(RETRY_AFTER_S)),),
             )
-        return Call(parse_request(body), max_attempts=self._max_attempts, segment_tokens=self._segment_tokens)
+        limits = self._registry.request_limits
+        request = parse_request(body, limits.vocabulary)
+        limits.check(request.num_prompt_tokens, request.asked_tokens)
+        return Call(request, max_attempts=self._max_attempts, segment_tokens=self._segment_tokens)
 
     async def _settle(self, call: Call, caller: Arrival) -> Reply:
         """Attempts until one settles the call."""
@@ -169,9 +185,7 @@ class GenerateEndpoint:
             if call.delay_s:
                 call.waited_s += call.delay_s
                 await asyncio.sleep(call.delay_s)
-            if not self._gate.is_open:
-                await self._held(call)
-            engine = self._retry_engine(call, caller) if call.num_attempts else await self._place(call, caller)
+            engine = self._engine_of_segments(call, caller) or await self._place(call, caller)
             if engine in self._registry.routable and self._gate.is_open:
                 reply = await self._attempt(call, caller, engine)
             else:
@@ -186,37 +200,29 @@ class GenerateEndpoint:
             f"not after {call.num_attempts} attempts: {held}{call.history}; GET /engines says what state each engine is in",
         )
 
-    async def _held(self, call: Call) -> None:
-        since = time.perf_counter()
-        try:
-            await self._gate.passed()
-        finally:
-            waited_s = time.perf_counter() - since
-            call.waited_s += waited_s
-            self._metrics.hold_seconds.observe(waited_s)
-
     async def _attempt(self, call: Call, caller: Arrival, engine: Engine) -> Reply | None:
         """One attempt, whose place in the engine is free again afterwards."""
         rid = next(self._rids)
-        in_force = self._registry.in_force
+        weights = engine.weights
         began_in_round = engine.limit.round
-        began = time.perf_counter()
+        began = self._clock()
         try:
-            status, answer = await engine.client.generate(call.begin(rid=rid, epoch=in_force.epoch, version=in_force.version))
+            status, answer = await engine.client.generate(call.begin(rid=rid, epoch=weights.epoch, version=weights.version))
         except asyncio.CancelledError:
             self._abort_later(engine, rid)
             raise
         except EngineUnreachableError as error:
-            self._metrics.attempt_failures.labels("unreachable").inc()
+            self._metrics.by_engine.failed(engine.id, caller.environment, "unreachable")
             self._registry.suspect(engine, str(error))
             call.unreached(engine.id)
             return None
         except EngineError as error:
-            self._metrics.attempt_failures.labels("cut").inc()
+            if not engine.is_gone:
+                self._metrics.by_engine.failed(engine.id, caller.environment, "cut" if engine.is_verified else "lost")
             self._registry.suspect(engine, str(error))
             return call.failed(engine.id, str(error))
         finally:
-            engine_s = time.perf_counter() - began
+            engine_s = self._clock() - began
             call.engine_s += engine_s
             self.dispatcher.done(engine, caller)
         engine.has_answered = True
@@ -225,7 +231,7 @@ class GenerateEndpoint:
         if call.is_between_segments:
             call.last_engine_id = engine.id
         elif reply is None:
-            self._metrics.attempt_failures.labels("aborted" if status == 200 else "server_error").inc()
+            self._metrics.by_engine.failed(engine.id, caller.environment, "aborted" if status == 200 else "server_error")
             self._metrics.resumed_tokens.inc(call.num_received_tokens - kept_before)
         elif reply.status == 200:
             self.dispatcher.answered(engine, caller, reply.num_tokens)
@@ -236,6 +242,7 @@ class GenerateEndpoint:
                 cached_tokens=reply.cached_tokens,
                 output_tokens=reply.num_tokens,
                 engine_s=engine_s,
+                first_token_s=reply.first_token_s,
             )
             is_full = engine.num_outstanding_calls + 1 >= engine.limit.value
             engine.limit.answered(began_in_round=began_in_round, num_retractions=reply.num_retractions, was_full=is_full)
@@ -251,10 +258,10 @@ class GenerateEndpoint:
     async def _place(self, call: Call, caller: Arrival) -> Engine:
         """An engine with a place for the call, taken. Cancelling it gives the place back."""
         bound = _Bound(self._loop)
-        arrived = self.dispatcher.arrive(caller, bound)
+        arrived = self.dispatcher.arrive(caller, bound, avoided_ids=frozenset(call.failed_engine_ids))
         if isinstance(arrived, Engine):
             return arrived
-        since = time.perf_counter()
+        since, closed_s = self._clock(), self._gate.closed_s
         try:
             return await bound.future
         except asyncio.CancelledError:
@@ -263,17 +270,17 @@ class GenerateEndpoint:
                 self.dispatcher.done(bound.engine, caller)
             raise
         finally:
-            waited_s = time.perf_counter() - since
+            waited_s = self._clock() - since
+            held_s = min(waited_s, self._gate.closed_s - closed_s)
             call.waited_s += waited_s
-            self._metrics.queue_seconds.observe(waited_s)
+            self._metrics.by_engine.waited(caller.environment, held_s=held_s, queued_s=waited_s - held_s)
 
-    def _retry_engine(self, call: Call, caller: Arrival) -> Engine:
-        """An engine for another attempt, taken at once: a call that had a place does not wait for another. One that it failed on
-        is taken only if there is no other."""
-        engines = self._registry.routable
-        if call.failed_engine_ids:
-            engines = tuple(engine for engine in engines if engine.id not in call.failed_engine_ids) or engines
-        return self.dispatcher.take(choose(engines, preferred_id=call.last_engine_id, cost_tokens=call.cost_tokens), caller)
+    def _engine_of_segments(self, call: Call, caller: Arrival) -> Engine | None:
+        """The engine that holds the segments so far, taken whether or not it has a place: the call had one there."""
+        if not call.is_between_segments:
+            return None
+        engine = next((engine for engine in self._registry.routable if engine.id == call.last_engine_id), None)
+        return None if engine is None else self.dispatcher.take(engine, caller)
 
 
 class _Bound:
@@ -289,8 +296,9 @@ class _Bound:
             self.future.set_result(engine)
 
 
-def _arrival(call: Call, headers: Headers) -> Arrival:
+def _arrival(number: int, call: Call, headers: Headers) -> Arrival:
     return Arrival(
+        number,
         session_id=headers.get(SESSION_HEADER, b"").decode("latin-1") or None,
         environment=headers.get(ENVIRONMENT_HEADER, b"").decode("latin-1"),
         is_validation=headers.get(PURPOSE_HEADER) == VALIDATION,
@@ -320,7 +328,7 @@ def request_ids() -> Iterator[str]:
     return (f"{prefix}{number:012x}" for number in count())
 
 
-async def _read_body(receive: Receive) -> bytes | None:
+async def _read_body(receive: Receive, max_bytes: int) -> bytes | None:
     """None if it is over the limit. Raises: CallerLeftError."""
     chunks = []
     num_bytes = 0
@@ -330,7 +338,7 @@ async def _read_body(receive: Receive) -> bytes | None:
             raise CallerLeftError
         chunks.append(message.get("body", b""))
         num_bytes += len(chunks[-1])
-        if num_bytes > MAX_BODY_BYTES:
+        if num_bytes > max_bytes:
             return None
         if not message.get("more_body", False):
             return b"".join(chunks)

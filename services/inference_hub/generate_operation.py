@@ -61,12 +61,15 @@ _REFUSALS: Final[Mapping[int, tuple[str, str]]] = {
         "the body of POST /generate must be JSON, got something else: JSON is malformed: invalid character (byte 0)",
     ),
     413: (
-        "The body is over 16 MiB.",
-        "the body of POST /generate must be at most 16777216 bytes, got more; send each prompt as its own call",
+        "The body is larger than inference_hub.max_body_bytes.",
+        "the body of POST /generate must be at most 16777216 bytes (inference_hub.max_body_bytes), got more; send each prompt as "
+        "its own call",
     ),
     422: (
-        "input_ids is missing or not one list of token ids, or stream or n > 1 was asked for.",
-        "sampling_params.n must be 1, got 4; send each sample as its own call",
+        "input_ids is missing or not one list of token ids, prompt and answer are longer than the engines' context, or stream or "
+        "n > 1 was asked for.",
+        "input_ids and sampling_params.max_new_tokens must together be at most 40960 tokens, the engines' context length, got "
+        "39000 + 4096; ask for fewer tokens, or shorten the prompt",
     ),
     401: (
         "The hub has tokens, and the request has none of them.",

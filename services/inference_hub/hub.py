@@ -5,8 +5,10 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Final
 
+import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -17,6 +19,8 @@ from services.inference_hub.gate import Gate
 from services.inference_hub.generate import GenerateEndpoint
 from services.inference_hub.metrics import Metrics
 from services.inference_hub.probes import Prober
+from services.inference_hub.update_store import UpdateStore
+from services.inference_hub.waiting import WaitingCalls
 from services.inference_hub.weight_updates import WeightUpdates
 from shared.configuration import Configuration
 from shared.errors import EngineError, HeadraceError
@@ -27,6 +31,14 @@ from shared.loop_lag import watch_loop_lag
 REDIS_RETRY_S: Final = 1.0
 
 logger = logging.getLogger(__name__)
+
+
+class AlreadyRegisteredError(HeadraceError):
+    """An engine at this address is registered."""
+
+
+class UnusableEngineError(HeadraceError):
+    """What is at this address is no engine for this run, or nothing is there."""
 
 
 class UnknownEngineError(HeadraceError):
@@ -52,11 +64,20 @@ class Hub:
         self.access = Access(required_tokens())
         self._hosts = EngineHosts(section.engine_hosts)
         self.gate = Gate()
-        self.registry = EngineRegistry(redis, Keys(configuration.run.id), self.gate)
-        self.metrics = Metrics(self.registry, self.gate)
-        self.updates = WeightUpdates(self.registry, self.gate, self.metrics, tasks, timeout_s=section.weight_update_timeout_s)
+        keys = Keys(configuration.run.id)
+        self.registry = EngineRegistry(redis, keys, self.gate)
+        self.waiting: WaitingCalls[Engine] = WaitingCalls()
+        self.metrics = Metrics(self.registry, self.gate, self.waiting)
+        self.updates = WeightUpdates(
+            self.registry, UpdateStore(redis, keys), self.metrics, tasks, timeout_s=section.weight_update_timeout_s
+        )
         self.prober = Prober(
-            self.registry, self.metrics, interval_s=section.probe_interval_s, engine_version=section.engine_version
+            self.registry,
+            self.metrics,
+            interval_s=section.probe_interval_s,
+            hang_timeout_s=section.hang_timeout_s,
+            engine_version=section.engine_version,
+            model_type=model_type_in(Path(configuration.run.model_path)),
         )
         self._discovery = Discovery(
             configuration.engines.discovery,
@@ -68,41 +89,55 @@ class Hub:
         self.generate = GenerateEndpoint(
             self.registry,
             self.gate,
+            self.waiting,
             self.metrics,
             self.access,
             tasks,
             timeout_s=section.generate_timeout_s,
             max_attempts=section.max_attempts,
             max_waiting_calls=section.max_waiting_calls,
+            max_body_bytes=section.max_body_bytes,
             segment_tokens=section.segment_tokens,
             strategy_name=section.routing,
         )
 
-    async def register(self, url: str) -> tuple[Engine, bool]:
-        """The engine at `url`, and whether it is new. Raises: EngineError if it cannot be reached or used; it is not kept then.
-        HostNotAllowedError."""
-        if (known := self.registry.find(url)) is not None:
-            return known, False
+    @property
+    def num_held_calls(self) -> int:
+        """Calls that wait because no engine may take any."""
+        return 0 if self.gate.is_open else len(self.waiting)
+
+    async def register(self, url: str) -> Engine:
+        """The engine at `url`, verified. Raises: AlreadyRegisteredError, HostNotAllowedError, UnusableEngineError."""
+        self._require_new(self.registry.find(url))
         self._hosts.require(url)
         engine = self.registry.new_engine(url)
         try:
             await self.prober.verify(engine)
-        except EngineError:
+        except EngineError as error:
             await engine.client.close()
-            raise
-        return await self._add(engine)
+            raise UnusableEngineError(str(error)) from error
+        kept = await self._add(engine)
+        self._require_new(None if kept is engine else kept)
+        return engine
+
+    def _require_new(self, known: Engine | None) -> None:
+        if known is not None:
+            raise AlreadyRegisteredError(
+                f"an engine may be registered once, and engine {known.id} is at this address, {self.registry.state_of(known)}; "
+                f"DELETE /engines/{known.id} first to register it anew"
+            )
 
     async def expect(self, url: str, *, is_discovered: bool = False) -> None:
         """Registers an engine that may not be up yet: it joins when it is."""
         if self.registry.find(url) is None:
             await self._add(self.registry.new_engine(url, is_discovered=is_discovered))
 
-    async def _add(self, engine: Engine) -> tuple[Engine, bool]:
-        """The engine at this address, which is watched from now on, and whether it is new."""
+    async def _add(self, engine: Engine) -> Engine:
+        """The engine at this address, which is watched from now on: this one, or one that was added meanwhile."""
         kept = await self.registry.add(engine)
         if kept is engine:
             self._tasks.create_task(self.prober.watch(engine))
-        return kept, kept is engine
+        return kept
 
     def require_run(self, run_id: str | None) -> None:
         """Raises: OtherRunError if a trainer gives another run's id: its weights would replace those that this run's agents use."""
@@ -158,6 +193,18 @@ class Hub:
                 await asyncio.sleep(REDIS_RETRY_S)
 
 
+class _ModelConfiguration(msgspec.Struct):
+    model_type: str | None = None
+
+
+def model_type_in(directory: Path) -> str | None:
+    """Of the model in a Hugging Face directory; None where there is none to read, as in a hub's own container."""
+    try:
+        return msgspec.json.decode((directory / "config.json").read_bytes(), type=_ModelConfiguration).model_type
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 class _Stopped(Exception):  # noqa: N818 - ends the task group, which nobody sees
     """The hub's body is through."""
 
@@ -174,6 +221,7 @@ async def open_hub(configuration: Configuration, redis: Redis) -> AsyncIterator[
         async with asyncio.TaskGroup() as tasks:
             hub = Hub(configuration, redis, tasks)
             await hub.registry.load()
+            await hub.updates.load()
             hub.watch_all()
             for url in configuration.engines.urls:
                 await hub.expect(url)

@@ -19,6 +19,8 @@ class EngineLoad(msgspec.Struct, frozen=True):
     max_running_requests: int = 0
     token_usage: float = 0.0
     """Share of the KV cache that running requests hold."""
+    timestamp: float = 0.0
+    """Of the scheduler's last step, in seconds of the engine's clock; 0 if it does not say."""
 
 
 class CallLimit:

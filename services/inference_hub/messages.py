@@ -1,10 +1,36 @@
 """Bodies of the control plane's requests and answers, with the examples its documentation shows."""
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-EngineUrl = Annotated[str, StringConstraints(strip_whitespace=True, pattern=r"^https?://[^/\s]+(/[^\s]*)?$")]
+from shared.configuration import WeightTransport
+
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_NAME = rf"{_LABEL}(\.{_LABEL})*\.?"
+_IPV6 = r"[0-9A-Fa-f:.]{2,45}"
+
+
+def _has_port(url: str) -> str:
+    try:
+        port = urlsplit(url).port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise ValueError("the port must be from 1 to 65535")
+    return url
+
+
+HostAddress = Annotated[str, StringConstraints(pattern=rf"^({_NAME}|{_IPV6})$", max_length=253)]
+"""A name or an IP address."""
+EngineUrl = Annotated[
+    str,
+    StringConstraints(
+        strip_whitespace=True, pattern=rf"^https?://({_NAME}|\[{_IPV6}\])(:[0-9]{{1,5}})?(/[!-~]*)?$", max_length=2_000
+    ),
+    AfterValidator(_has_port),
+]
 
 
 class Message(BaseModel):
@@ -27,7 +53,7 @@ class NewEngine(Message):
 class EngineDescription(Message):
     id: str = Field(examples=["3f1c9a0d5e77"])
     url: str = Field(examples=["http://10.0.0.7:30000"])
-    state: Literal["joining", "syncing", "ready", "suspect", "draining", "gone"] = Field(
+    state: Literal["joining", "syncing", "ready", "suspect", "draining", "quarantined", "gone"] = Field(
         description="Only a ready engine gets calls.", examples=["syncing"]
     )
     version: int | None = Field(description="Policy version in the engine's label; null if unknown.", examples=[11])
@@ -64,9 +90,23 @@ class NewWeightGroup(Message):
     epoch: str = Field(
         pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Names one life of the trainer; never used twice.", examples=["1763-a41f"]
     )
-    master_address: str = Field(min_length=1, description="Where the trainer's rank 0 listens.", examples=["10.0.0.2"])
+    master_address: HostAddress = Field(
+        description="Where the trainer's rank 0 waits for the engines to join.",
+        examples=["10.0.0.2"],
+    )
     master_port: int = Field(ge=1, le=65535, examples=[29_600])
-    backend: Literal["gloo", "nccl"] = Field(examples=["nccl"])
+    presence_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="At the same address, where it listens as long as it lives: no other trainer may push then. null: master_port.",
+        examples=[29_599],
+    )
+    transport: WeightTransport = Field(default="broadcast", description="How the weights travel.")
+    backend: Literal["gloo", "nccl"] = Field(default="nccl", description="Of transport broadcast.", examples=["nccl"])
+    engine_ids: list[str] | None = Field(
+        default=None, description="The engines it is for; null for all live ones.", examples=[None]
+    )
     run_id: str | None = Field(default=None, description="The trainer's run.id; refused unless the hub's.", examples=["demo"])
 
 
@@ -75,6 +115,7 @@ class GroupMember(Message):
     url: str = Field(examples=["http://10.0.0.7:30000"])
     rank_offset: int = Field(description="The engine's first rank in the group.", examples=[1])
     tensor_parallel_size: int = Field(examples=[8])
+    model_path: str = Field(description="The model that the engine was started with.", examples=["/models/qwen3-8b"])
 
 
 class WeightGroupDescription(Message):
@@ -89,38 +130,78 @@ class NewWeightUpdate(Message):
     mode: Literal["in_place", "retract"] = Field(
         default="in_place", description="Running requests keep their KV cache, or recompute it under the new weights."
     )
+    rolling: bool = Field(default=False, description="Engines outside the group go on with the weights that were in force.")
 
 
 class WeightUpdateDescription(Message):
     update_id: str = Field(examples=["5d0b4c9e7b8f4b1c9a55a1d1b6a3c2f0"])
 
 
+class Commit(Message):
+    checksums: dict[str, str] | None = Field(
+        default=None,
+        description="The trainer's, by the engine's tensor names, to compare with each engine's; {} compares engines with each "
+        "other, null compares nothing.",
+        examples=[None],
+    )
+
+
+class UpdateReport(Message):
+    """A committed update. Times are in seconds."""
+
+    version: int = Field(examples=[13])
+    engines: list[str] = Field(description="URLs of those that hold the version now.", examples=[["http://10.0.0.7:30000"]])
+    left_out: dict[str, str] = Field(
+        description="URL of each engine that was left out on the way, and why.",
+        examples=[{"http://10.0.0.8:30000": "engine http://10.0.0.8:30000 lost the connection during /end_weight_update"}],
+    )
+    is_verified: bool = Field(description="Checksums were compared.", examples=[True])
+    pause_s: float = Field(description="From the first pause sent to the last engine that went on.", examples=[0.071])
+    pause_call_s: float = Field(description="Of that, until every engine had ended its step.", examples=[0.009])
+    load_s: float = Field(description="Of that, until the last weight session was closed.", examples=[0.055])
+    verify_s: float = Field(description="Of that, for checksums.", examples=[0.003])
+    resume_s: float = Field(description="Of that, until every engine went on.", examples=[0.004])
+
+
 class WeightUpdateState(Message):
     state: str = Field(examples=["loading"])
+    report: UpdateReport | None = Field(
+        default=None, description="Of an update that was committed with this bucket.", examples=[None]
+    )
 
 
 class NewBucket(Message):
-    """The tensors of one broadcast, in the order in which the trainer sends them."""
+    """One part of a set of weights: of transport broadcast its tensors, in the order in which the trainer sends them."""
 
-    names: list[str] = Field(min_length=1, examples=[["model.embed_tokens.weight", "model.norm.weight"]])
-    dtypes: list[str] = Field(description="torch's names without `torch.`.", examples=[["bfloat16", "bfloat16"]])
-    shapes: list[list[int]] = Field(examples=[[[151936, 4096], [4096]]])
+    names: list[str] = Field(default=[], examples=[["model.embed_tokens.weight", "model.norm.weight"]])
+    dtypes: list[str] = Field(default=[], description="torch's names without `torch.`.", examples=[["bfloat16", "bfloat16"]])
+    shapes: list[list[int]] = Field(default=[], examples=[[[151936, 4096], [4096]]])
     load_format: Literal["flattened_bucket"] | None = Field(
         default=None,
         description="flattened_bucket: one uint8 broadcast for all tensors; null: one for each.",
         examples=["flattened_bucket"],
     )
+    path: str | None = Field(default=None, description="Of transport disk: the folder of the whole set.", examples=[None])
+    handles: dict[str, list[str]] | None = Field(
+        default=None, description="Of transport tensor: by engine id, base64 for each of its ranks.", examples=[None]
+    )
     is_last: bool = Field(description="With this bucket the set is complete.", examples=[True])
+    commit: Commit | None = Field(
+        default=None, description="With the last bucket: commit as soon as it is loaded, without another request.", examples=[None]
+    )
 
 
-class UpdateReport(Message):
-    """Seconds that a committed update took."""
+class Weights(Message):
+    """What is in force, and who lacks it."""
 
-    version: int = Field(examples=[13])
-    pause_s: float = Field(description="Without generation, wall clock.", examples=[0.071])
-    pause_call_s: float = Field(description="Of that, until every engine was paused.", examples=[0.009])
-    load_s: float = Field(description="Of that, from the open weight session to the closed one.", examples=[0.055])
-    resume_s: float = Field(description="Of that, until every engine went on.", examples=[0.004])
+    version: int = Field(examples=[12])
+    epoch: str = Field(description="Names the trainer that pushed it.", examples=["1763-a41f"])
+    ready_engines: int = Field(description="Engines that calls go to.", examples=[7])
+    wanting_engines: list[str] = Field(
+        description="Ids of live engines that have to be brought to this version before their first call.",
+        examples=[["3f1c9a0d5e77"]],
+    )
+    update: str = Field(description="State of the last weight update.", examples=["committed"])
 
 
 class Health(Message):
@@ -139,7 +220,7 @@ class Status(Message):
     epoch: str = Field(description="Names the trainer that pushed it.", examples=["1763-a41f"])
     engines: dict[str, int] = Field(description="Number of engines by state.", examples=[{"ready": 2}])
     calls: int = Field(description="Generate calls in the hub.", examples=[64])
-    held_calls: int = Field(description="Of those, waiting at the gate.", examples=[3])
+    held_calls: int = Field(description="Of those, waiting because no engine may take any.", examples=[3])
     held_because: list[str] = Field(examples=[["a weight update pauses generation"]])
     weight_update: str = Field(description="idle, preparing, paused, loading, committed or failed.", examples=["idle"])
-    weight_group: str | None = Field(examples=["headrace-1763-a41f-ab12cd34"])
+    weight_groups: list[str] = Field(examples=[["headrace-1763-a41f-ab12cd34"]])

@@ -1,25 +1,25 @@
 """Every metric of the hub, with unit and description. Served by `GET /metrics`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.inference_hub.call_statistics import CallStatistics
+from services.inference_hub.call_statistics import CALL_BUCKETS_S, CallStatistics
 from services.inference_hub.engines import EngineRegistry, EngineState
 from services.inference_hub.gate import Gate
 from shared.loop_lag import LAG_BUCKETS_S
 
-CALL_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 STEP_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class Metrics:
     """The metrics the hub counts as it works, plus those read off the registry when somebody asks."""
 
-    def __init__(self, registry: EngineRegistry, gate: Gate) -> None:
+    def __init__(self, registry: EngineRegistry, gate: Gate, waiting: Sized) -> None:
+        """Args: waiting: the calls that wait for an engine."""
         self.collectors = CollectorRegistry()
         into = self.collectors
         self.calls = Counter("headrace_hub_generate_calls", "Generate calls answered, by HTTP status.", ["status"], registry=into)
@@ -30,34 +30,22 @@ class Metrics:
             buckets=CALL_BUCKETS_S,
             registry=into,
         )
-        self.hold_seconds = Histogram(
-            "headrace_hub_hold_seconds",
-            "Time a generate call was held while no engine could take it, in seconds; calls that were not held are not counted.",
-            buckets=CALL_BUCKETS_S,
-            registry=into,
-        )
-        self.queue_seconds = Histogram(
-            "headrace_hub_queue_seconds",
-            "Time a generate call waited for a place in an engine, in seconds; calls that found one at once are not counted.",
-            buckets=CALL_BUCKETS_S,
-            registry=into,
-        )
         self.output_tokens = Counter("headrace_hub_output_tokens", "Tokens in answers to callers.", registry=into)
         self.resumed_tokens = Counter(
             "headrace_hub_resumed_tokens",
             "Tokens kept from partial answers, which another attempt went on from.",
             registry=into,
         )
-        self.attempt_failures = Counter(
-            "headrace_hub_attempt_failures", "Attempts that did not complete a call, by reason.", ["reason"], registry=into
-        )
         self.probe_failures = Counter("headrace_hub_probe_failures", "Probes an engine did not answer.", registry=into)
         self.weight_updates = Counter(
             "headrace_hub_weight_updates", "Weight updates that ended, by outcome.", ["outcome"], registry=into
         )
+        self.checksum_mismatches = Counter(
+            "headrace_hub_checksum_mismatches", "Engines whose weights were not what the trainer sent.", registry=into
+        )
         self.weight_update_seconds = Histogram(
             "headrace_hub_weight_update_seconds",
-            "Seconds a committed weight update took, by step: pause_call, load, resume; pause is the time without generation.",
+            "Seconds of a committed weight update, by step: pause_call, load, verify, resume; pause: without generation.",
             ["step"],
             buckets=STEP_BUCKETS_S,
             registry=into,
@@ -68,21 +56,23 @@ class Metrics:
             buckets=LAG_BUCKETS_S,
             registry=into,
         )
+        self.tasks = Gauge("headrace_hub_tasks", "Tasks of the event loop, when it was asked.", registry=into)
         self.by_engine = CallStatistics()
         into.register(self.by_engine)
-        into.register(_RegistryCollector(registry, gate))
+        into.register(_RegistryCollector(registry, gate, waiting))
 
 
 class _RegistryCollector(Collector):
     """What is read off the registry when it is scraped, so that the hot path does not keep it."""
 
-    def __init__(self, registry: EngineRegistry, gate: Gate) -> None:
+    def __init__(self, registry: EngineRegistry, gate: Gate, waiting: Sized) -> None:
         self._registry = registry
         self._gate = gate
+        self._waiting = waiting
 
     def collect(self) -> Iterable[Metric]:
         states = GaugeMetricFamily("headrace_hub_engines", "Registered engines, by state.", labels=["state"])
-        engine_states = [engine.state(self._registry.in_force) for engine in self._registry.by_id.values()]
+        engine_states = [self._registry.state_of(engine) for engine in self._registry.by_id.values()]
         for state in EngineState:
             states.add_metric([state], engine_states.count(state))
         yield states
@@ -98,7 +88,12 @@ class _RegistryCollector(Collector):
         yield calls
         yield tokens
         yield from self._usage()
-        yield GaugeMetricFamily("headrace_hub_held_calls", "Generate calls waiting at the gate.", value=self._gate.num_waiting)
+        yield GaugeMetricFamily("headrace_hub_waiting_calls", "Generate calls that wait for an engine.", value=len(self._waiting))
+        yield GaugeMetricFamily(
+            "headrace_hub_held_calls",
+            "Of these, waiting while no engine may take calls.",
+            value=0 if self._gate.is_open else len(self._waiting),
+        )
         yield GaugeMetricFamily(
             "headrace_hub_policy_version", "The policy version in force.", value=self._registry.in_force.version
         )

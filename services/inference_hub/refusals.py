@@ -6,10 +6,24 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from redis.exceptions import RedisError
+from starlette.exceptions import HTTPException
 
 from services.inference_hub.access import HostNotAllowedError
-from services.inference_hub.hub import EngineBusyError, OtherRunError, UnknownEngineError
-from services.inference_hub.weight_updates import GroupStaleError, NoEngineError, UnknownUpdateError
+from services.inference_hub.hub import (
+    AlreadyRegisteredError,
+    EngineBusyError,
+    OtherRunError,
+    UnknownEngineError,
+    UnusableEngineError,
+)
+from services.inference_hub.weight_updates import (
+    AlreadyInForceError,
+    GroupStaleError,
+    NoEngineError,
+    NotNewerError,
+    OtherTrainerError,
+    UnknownUpdateError,
+)
 from shared.errors import EngineError, HeadraceError, WeightUpdateError
 
 
@@ -21,7 +35,12 @@ REFUSALS: Final[tuple[tuple[type[HeadraceError], int, str | None], ...]] = (
     (GroupStaleError, 409, "group_stale"),
     (NoEngineError, 409, "no_engine"),
     (UnknownUpdateError, 404, "unknown_update"),
+    (OtherTrainerError, 409, "other_trainer"),
+    (NotNewerError, 409, "not_newer"),
+    (AlreadyInForceError, 409, "already_in_force"),
     (WeightUpdateError, 409, None),
+    (AlreadyRegisteredError, 409, None),
+    (UnusableEngineError, 422, None),
     (UnknownEngineError, 404, None),
     (EngineBusyError, 409, None),
     (OtherRunError, 409, "other_run"),
@@ -35,6 +54,7 @@ REFUSALS: Final[tuple[tuple[type[HeadraceError], int, str | None], ...]] = (
 def install(application: FastAPI) -> None:
     application.add_exception_handler(HeadraceError, _refuse)
     application.add_exception_handler(RequestValidationError, _refuse_body)
+    application.add_exception_handler(HTTPException, _refuse_request)
     application.add_exception_handler(RedisError, _refuse_without_redis)
 
 
@@ -50,9 +70,29 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
 async def _refuse_body(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return _unreadable(request)
     where = ".".join(str(step) for step in first["loc"])
     return _answer(
         422, f"{request.method} {request.url.path}: {where}: {first['msg']}, got {first.get('input')!r}; /docs shows what it takes"
+    )
+
+
+async def _refuse_request(request: Request, error: Exception) -> JSONResponse:
+    """What FastAPI and starlette refuse by themselves, with a sentence that helps."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 400:
+        return _unreadable(request)
+    is_unknown = error.status_code in (404, 405)
+    sentence = f"there is no {request.method} {request.url.path}; /docs lists what there is" if is_unknown else str(error.detail)
+    answer = _answer(error.status_code, sentence)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def _unreadable(request: Request) -> JSONResponse:
+    return _answer(
+        422, f"{request.method} {request.url.path}: the body must be JSON in UTF-8, and cannot be read; /docs shows what it takes"
     )
 
 

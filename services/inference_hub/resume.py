@@ -10,16 +10,17 @@ nothing and begins again. Only refusals (4xx) and calls that fail on `max_attemp
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
 from services.inference_hub import answer as answers
+from shared.decoding import UNDECODABLE
 
 DEFAULT_MAX_NEW_TOKENS: Final = 128
 """SGLang's own, when a request does not say."""
-MAX_BODY_BYTES: Final = 16 * 2**20
 NOT_JOINABLE: Final = ("return_hidden_states", "return_routed_experts", "return_indexer_topk", "return_sampling_mask")
 """Per-token data in forms that do not concatenate: a request that asks for it begins again instead of going on."""
 FIRST_DELAY_S: Final = 0.05
@@ -48,19 +49,20 @@ class Reply(msgspec.Struct, frozen=True):
     """Of the prompt, found in the engine's cache."""
     num_retractions: int = 0
     """How often the engine took its KV cache away for another request's sake."""
+    first_token_s: float | None = None
+    """From the request's arrival at the engine to its first token, if the engine says so."""
     headers: tuple[tuple[str, str], ...] = ()
     """Beyond content type and length."""
 
 
 class _Sampling(msgspec.Struct, frozen=True):
-    max_new_tokens: Annotated[int, Meta(ge=0)] | None = DEFAULT_MAX_NEW_TOKENS
+    max_new_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
     n: int = 1
 
 
-class _Fields(msgspec.Struct, frozen=True):
-    """The fields of a request that the hub relies on; the others are the engine's business."""
+class _Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a request that the hub relies on, but for its prompt; the others are the engine's business."""
 
-    input_ids: msgspec.Raw
     sampling_params: _Sampling | None = None
     stream: bool = False
     extra_key: str | None = None
@@ -68,27 +70,39 @@ class _Fields(msgspec.Struct, frozen=True):
     return_logprob: bool | list[bool] | None = None
 
 
-class _Checked(msgspec.Struct, frozen=True):
-    """`_Fields` with every token id looked at, which is slower and knows what is wrong with one."""
+class _AnyIds(_Settings, frozen=True, kw_only=True):
+    """The ids of a prompt before an engine has said which there are."""
 
     input_ids: Annotated[list[TokenId], Meta(min_length=1)]
 
 
-_fields_decoder = msgspec.json.Decoder(_Fields)
-_checked_decoder = msgspec.json.Decoder(_Checked)
+_any_ids_decoder = msgspec.json.Decoder(_AnyIds)
+
+
+@cache
+def _decoder(vocabulary: int | None) -> msgspec.json.Decoder[Any]:
+    if vocabulary is None:
+        return _any_ids_decoder
+    ids = Annotated[list[Annotated[int, Meta(ge=0, lt=vocabulary)]], Meta(min_length=1)]
+    return msgspec.json.Decoder(msgspec.defstruct("KnownIds", [("input_ids", ids)], bases=(_Settings,), frozen=True, kw_only=True))
 
 
 class Request:
     """A caller's request: the bytes that came, what the hub reads of them, and all fields once an attempt has to change some."""
 
-    __slots__ = ("_body", "_fields", "_settings", "max_new_tokens", "num_prompt_tokens")
+    __slots__ = ("_body", "_extra_key", "_fields", "_is_plain", "asked_tokens", "max_new_tokens", "num_prompt_tokens")
 
-    def __init__(self, body: bytes, settings: _Fields, num_prompt_tokens: int) -> None:
+    def __init__(self, body: bytes, settings: _Settings, num_prompt_tokens: int) -> None:
         self._body = body
-        self._settings = settings
+        self._extra_key = settings.extra_key
+        self._is_plain = settings.rid is msgspec.UNSET and settings.extra_key is None and settings.return_logprob in (None, True)
+        """The caller has set none of the hub's fields."""
         self._fields: dict[str, Any] | None = None
         self.num_prompt_tokens = num_prompt_tokens
-        self.max_new_tokens = settings.sampling_params.max_new_tokens if settings.sampling_params else DEFAULT_MAX_NEW_TOKENS
+        asked = settings.sampling_params.max_new_tokens if settings.sampling_params else msgspec.UNSET
+        self.asked_tokens = None if asked is msgspec.UNSET else asked
+        """`max_new_tokens` as the caller said it; None where the engine decides, within its context."""
+        self.max_new_tokens = DEFAULT_MAX_NEW_TOKENS if asked is msgspec.UNSET else asked
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -101,8 +115,7 @@ class Request:
 
     def attempt(self, *, rid: str, namespace: str) -> bytes:
         """The body for an engine: the caller's own bytes with the hub's fields after them, where the caller has not set those."""
-        settings = self._settings
-        if settings.rid is msgspec.UNSET and settings.extra_key is None and settings.return_logprob in (None, True):
+        if self._is_plain:
             return b'%b,"rid":"%b","return_logprob":true,"extra_key":%b}' % (
                 self._body[: self._body.rindex(b"}")],
                 rid.encode(),
@@ -111,38 +124,54 @@ class Request:
         return msgspec.json.encode(self.fields | self.hub_fields(rid=rid, namespace=namespace))
 
     def hub_fields(self, *, rid: str, namespace: str) -> dict[str, Any]:
-        key = self._settings.extra_key
+        key = self._extra_key
         return {"rid": rid, "return_logprob": True, "extra_key": namespace if key is None else f"{namespace}:{key}"}
 
 
-def parse_request(body: bytes) -> Request:
-    """The request in `body`. Raises: RefusedError, 400 if it is not JSON and 422 if the hub cannot route it."""
+def parse_request(body: bytes, vocabulary: int | None = None) -> Request:
+    """The request in `body`. Raises: RefusedError, 400 if it is not JSON and 422 if no engine could answer it.
+
+    Args: vocabulary: ids of the engines' tokens are below it; None if they have not said. SGLang does not look at ids, and dies of
+    one that its model lacks.
+    """
     try:
-        settings = _fields_decoder.decode(body)
-        num_prompt_tokens = _num_token_ids(bytes(settings.input_ids)) or len(_checked_decoder.decode(body).input_ids)
+        settings = _decoder(vocabulary).decode(body)
     except msgspec.ValidationError as error:
-        raise RefusedError(
-            422,
-            f"POST /generate takes the token ids of one prompt in input_ids, got a body that does not fit: {error}; "
-            "tokenize text before sending it, and send each prompt as its own call",
-        ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _misfit(body, vocabulary, error) from error
+    except UNDECODABLE as error:
         raise RefusedError(400, f"the body of POST /generate must be JSON, got something else: {error}") from error
     if settings.stream:
         raise RefusedError(422, "stream must be false: the hub answers when the call is complete; leave it out")
     if settings.sampling_params is not None and settings.sampling_params.n != 1:
         raise RefusedError(422, f"sampling_params.n must be 1, got {settings.sampling_params.n}; send each sample as its own call")
-    return Request(body, settings, num_prompt_tokens)
+    request = Request(body, settings, len(settings.input_ids))
+    if request.asked_tokens is not None and request.asked_tokens < 0:
+        raise RefusedError(
+            422, f"sampling_params.max_new_tokens must be >= 0, got {request.asked_tokens}; leave it out for SGLang's own"
+        )
+    return request
 
 
-def _num_token_ids(array: bytes) -> int:
-    """How many ids a JSON value holds if it is one flat array of non-negative integers, else 0.
-
-    Such an array is digits and commas; building its integers would take most of the time that the hub spends on a call.
-    """
-    if not array.startswith(b"[") or array.translate(None, b"0123456789, []\n\r\t") or array.count(b"[") != 1:
-        return 0
-    return array.count(b",") + 1 if array[1:-1].strip() else 0
+def _misfit(body: bytes, vocabulary: int | None, error: msgspec.ValidationError) -> RefusedError:
+    """What is wrong with a body that is JSON."""
+    try:
+        ids = _any_ids_decoder.decode(body).input_ids
+    except UNDECODABLE:  # What follows the misfit may be no JSON at all.
+        ids = []
+    unknown = next(((index, token) for index, token in enumerate(ids) if vocabulary is not None and token >= vocabulary), None)
+    if unknown is not None:
+        return RefusedError(
+            422,
+            f"input_ids must hold token ids below {vocabulary}, the size of the engines' vocabulary, got {unknown[1]} at index "
+            f"{unknown[0]}; use the tokenizer of the model that the engines serve",
+        )
+    if ids:
+        return RefusedError(422, f"a field of POST /generate does not fit: {error}; /docs shows what it takes")
+    return RefusedError(
+        422,
+        f"POST /generate takes the token ids of one prompt in input_ids, got a body that does not fit: {error}; "
+        "tokenize text before sending it, and send each prompt as its own call",
+    )
 
 
 def cache_namespace(epoch: str, version: int) -> str:
@@ -229,13 +258,13 @@ class Call:
             return self.failed(engine_id, f"engine {engine_id} answered status {status}")
         try:
             head = answers.head_of(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             return self.failed(engine_id, f"engine {engine_id} answered something that is no SGLang answer: {error}")
         self.is_between_segments = self._is_segment and head.has_reached_length
         must_date_back = has_early_labels and head.is_mixed
         if not (head.is_partial or self._parts or must_date_back or self.is_between_segments):
-            meta_info = head.meta_info
-            return Reply(status, body, meta_info.completion_tokens, meta_info.cached_tokens, meta_info.num_retractions)
+            meta = head.meta_info
+            return Reply(status, body, meta.completion_tokens, meta.cached_tokens, meta.num_retractions, meta.first_token_latency)
         answer = msgspec.json.decode(body)
         if must_date_back:
             answer = answers.date_back(answer)
@@ -296,9 +325,11 @@ class Call:
         return Reply(200, msgspec.json.encode(joined), len(joined["output_ids"]))
 
 
-def body_too_large() -> Reply:
+def body_too_large(max_body_bytes: int) -> Reply:
     return error_reply(
-        413, f"the body of POST /generate must be at most {MAX_BODY_BYTES} bytes, got more; send each prompt as its own call"
+        413,
+        f"the body of POST /generate must be at most {max_body_bytes} bytes (inference_hub.max_body_bytes), got more; send each "
+        "prompt as its own call",
     )
 
 

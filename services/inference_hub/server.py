@@ -18,9 +18,9 @@ import uvloop
 from services.inference_hub.application import Application
 from services.inference_hub.caller_connection import CallerConnection
 from services.inference_hub.hub import Hub, open_hub
-from shared.configuration import Configuration
+from shared.configuration import Configuration, RedisSection
 from shared.errors import ConfigurationError
-from shared.redis_address import connection_url
+from shared.redis_address import PROTOCOL, connection_url
 from shared.redis_checks import require_usable_async
 
 BACKLOG: Final = 4_096
@@ -70,12 +70,16 @@ def server_settings(hub: Hub, *, stop_timeout_s: int) -> uvicorn.Config:
     )
 
 
+def redis_client(section: RedisSection) -> redis.asyncio.Redis:
+    """Raises at once while Redis is away: whoever asked the hub for something is told."""
+    return redis.asyncio.Redis.from_url(
+        connection_url(section.url), protocol=PROTOCOL, socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S
+    )
+
+
 async def _serve(configuration: Configuration) -> None:
     listener = _listen(configuration)
-    store = redis.asyncio.Redis.from_url(
-        connection_url(configuration.redis.url), socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S
-    )
-    async with store:
+    async with redis_client(configuration.redis) as store:
         await require_usable_async(store, configuration.redis)
         async with open_hub(configuration, store) as hub:
             logging.getLogger(__name__).info("serving on port %d", listener.getsockname()[1])

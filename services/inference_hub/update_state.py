@@ -77,6 +77,10 @@ class UpdateProgress:
         self.check(state)
         self.state = state
         self.was_loading = self.was_loading or state is UpdateState.LOADING
+        self.renew(now=now)
+
+    def renew(self, *, now: float) -> None:
+        """Starts the state's deadline again: something happened."""
         self._deadline = now + self._timeout_s
 
     def fail(self, reason: str, *, now: float) -> bool:

@@ -5,9 +5,13 @@ tokens in engines is next, and of its calls the oldest. A call that has its pref
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Generic, TypeVar
+from heapq import heappop, heappush
+from typing import Final, Generic, TypeVar
+
+MAX_STALE: Final = 64
+"""Numbers of those who left that a queue may keep, beyond as many as wait in it."""
 
 EngineT = TypeVar("EngineT")
 
@@ -28,41 +32,60 @@ class Waiter(Generic[EngineT]):
     environment: str
     prompt_tokens: int
     cost_tokens: int
+    number: int
+    """Its place in the order of arrival."""
     bind: Callable[[EngineT], object]
     session_id: str | None = None
+    avoided_ids: frozenset[str] = frozenset()
+    """Engines to take only while no other has a place."""
     engine_id: str | None = None
     """The engine it waits for; None if any will do."""
-    number: int = field(default=0)
-    """Its place in the order of arrival."""
+
+
+class _Queue(Generic[EngineT]):
+    """The oldest first, in whichever order they came. Who leaves is dropped from the heap when its turn would have come."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, Waiter[EngineT]] = {}
+        self._numbers: list[int] = []
+
+    def add(self, waiter: Waiter[EngineT]) -> None:
+        self.by_number[waiter.number] = waiter
+        heappush(self._numbers, waiter.number)
+        if len(self._numbers) > MAX_STALE + 2 * len(self.by_number):
+            self._numbers = sorted(self.by_number)
+
+    @property
+    def head(self) -> Waiter[EngineT]:
+        while self._numbers[0] not in self.by_number:
+            heappop(self._numbers)
+        return self.by_number[self._numbers[0]]
 
 
 class WaitingCalls(Generic[EngineT]):
-    """Queues by rank, engine waited for, and environment. All operations are O(environments)."""
+    """Queues by rank, engine waited for, and environment. All operations are O(environments + log calls), amortised."""
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[Rank, str | None], dict[str, dict[int, Waiter[EngineT]]]] = {}
-        self._num_arrived = 0
+        self._queues: dict[tuple[Rank, str | None], dict[str, _Queue[EngineT]]] = {}
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
     def add(self, waiter: Waiter[EngineT]) -> None:
-        """Behind those of its kind that arrived before; a waiter that was here before has kept its place."""
-        if not waiter.number:
-            self._num_arrived += 1
-            waiter.number = self._num_arrived
-        queue = self._queues.setdefault((waiter.rank, waiter.engine_id), {}).setdefault(waiter.environment, {})
-        queue[waiter.number] = waiter
+        by_environment = self._queues.setdefault((waiter.rank, waiter.engine_id), {})
+        if waiter.environment not in by_environment:
+            by_environment[waiter.environment] = _Queue()
+        by_environment[waiter.environment].add(waiter)
         self._size += 1
 
     def remove(self, waiter: Waiter[EngineT]) -> bool:
         """Returns whether it was waiting."""
         by_environment = self._queues.get((waiter.rank, waiter.engine_id), {})
-        queue = by_environment.get(waiter.environment, {})
-        if queue.pop(waiter.number, None) is None:
+        queue = by_environment.get(waiter.environment)
+        if queue is None or queue.by_number.pop(waiter.number, None) is None:
             return False
-        if not queue:
+        if not queue.by_number:
             del by_environment[waiter.environment]
             if not by_environment:
                 del self._queues[waiter.rank, waiter.engine_id]
@@ -74,11 +97,7 @@ class WaitingCalls(Generic[EngineT]):
     ) -> Waiter[EngineT] | None:
         """Whose turn it is in `engine_id`, still waiting. A rank whose first is not allowed lets the next rank through."""
         for rank in Rank:
-            heads = [
-                next(iter(queue.values()))
-                for waited_for in (engine_id, None)
-                for queue in self._queues.get((rank, waited_for), {}).values()
-            ]
+            heads = [queue.head for waited_for in (engine_id, None) for queue in self._queues.get((rank, waited_for), {}).values()]
             heads.sort(key=lambda waiter: (tokens_by_environment.get(waiter.environment, 0), waiter.number))
             for head in heads:
                 if is_allowed(head):
@@ -86,15 +105,14 @@ class WaitingCalls(Generic[EngineT]):
         return None
 
     def waiting_for(self, engine_id: str) -> list[Waiter[EngineT]]:
-        """Those that wait for this engine, oldest first."""
-        found = [waiter for rank in Rank for queue in self._queues.get((rank, engine_id), {}).values() for waiter in queue.values()]
-        return sorted(found, key=lambda waiter: waiter.number)
+        return [
+            waiter
+            for rank in Rank
+            for queue in self._queues.get((rank, engine_id), {}).values()
+            for waiter in queue.by_number.values()
+        ]
 
     @property
     def engine_ids(self) -> set[str]:
         """Engines that calls wait for."""
         return {engine_id for _, engine_id in self._queues if engine_id is not None}
-
-    @property
-    def all(self) -> list[Waiter[EngineT]]:
-        return [waiter for kinds in self._queues.values() for queue in kinds.values() for waiter in queue.values()]

@@ -28,7 +28,8 @@ UP_EXAMPLES: Final = """examples:
 
 A port of 0 lets the system choose one. What was chosen is in run.yaml in run.directory; what each process prints is also in
 run.directory/logs. Ctrl-C stops everything in order, a second Ctrl-C at once. Started again with the same run.directory, the run
-goes on where its newest checkpoint is.
+goes on where its newest checkpoint is. A process that ends unasked after it has worked is started again, at most up.max_restarts
+times in up.restart_window_s; up.agent_processes says how many agent processes there are.
 """
 STATUS_EXAMPLES: Final = """examples:
   headrace status --config run.yaml

@@ -11,6 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from shared import redis_address, redis_checks
+from shared.decoding import UNDECODABLE
 from shared.errors import HeadraceError
 
 TIMEOUT_S: Final = 10.0
@@ -55,7 +56,7 @@ class ServiceApi:
             raise RefusedError(_sentence(response))
         try:
             return msgspec.json.decode(response.content) if response.content else None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise UnreachableError(
                 f"{url} must answer with JSON, and does not ({error}); something else listens there, so correct the address"
             ) from error
@@ -65,6 +66,7 @@ def redis_client(url: str) -> redis.Redis:
     """A client with the password of the environment, which leaves repetition to its caller. Raises: ConfigurationError."""
     return redis.Redis.from_url(
         redis_address.connection_url(url),
+        protocol=redis_address.PROTOCOL,
         socket_timeout=TIMEOUT_S,
         socket_connect_timeout=TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
@@ -82,5 +84,5 @@ def redis_failure(url: str, error: redis.RedisError) -> HeadraceError:
 def _sentence(response: httpx.Response) -> str:
     try:
         return str(msgspec.json.decode(response.content)["detail"])
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+    except (*UNDECODABLE, KeyError, TypeError):
         return f"{response.request.method} {response.request.url} was answered with status {response.status_code}"

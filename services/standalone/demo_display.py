@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from services.standalone import run_files
+from services.standalone.observer import State
 from services.standalone.progress_display import ProgressDisplay
 from services.standalone.run_files import Evaluation, Update
-from services.standalone.supervisor import State
 
 
 class DemoDisplay(ProgressDisplay):
@@ -29,7 +29,8 @@ class DemoDisplay(ProgressDisplay):
             self._started(f"{name} is ready after {seconds:.1f} s")
         elif state is State.RUNNING:
             self._started(f"{name} has started")
-            self._training = self._progress.add_task("training", total=self._num_updates, detail="first evaluation")
+            if self._training is None:  # Or it was started again, and goes on.
+                self._training = self._progress.add_task("training", total=self._num_updates, detail="first evaluation")
 
     def line_written(self, name: str, line: str) -> None:
         if name == "trainer":

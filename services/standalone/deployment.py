@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -16,12 +17,15 @@ import msgspec
 from services.standalone import processes
 from services.standalone.connections import redis_client
 from services.standalone.devices import visible_devices
+from services.standalone.keeper import Member
+from services.standalone.observer import Observer
 from services.standalone.ports import LOOPBACK, free_ports, require_free
 from services.standalone.processes import ProcessSpec
 from services.standalone.readiness import answers, redis_answers
-from services.standalone.redis_server import redis_executable, redis_port, with_port, write_password
+from services.standalone.redis_server import redis_executable, redis_port, with_port, write_access
+from services.standalone.restarts import NO_RESTARTS, RestartPolicy
 from services.standalone.run_location import RUN_FILE
-from services.standalone.supervisor import Member, Observer, Stage, Supervisor
+from services.standalone.supervisor import Stage, Supervisor
 from shared import redis_address, redis_checks
 from shared.configuration import Configuration, RedisSection, dump, load
 from shared.errors import ConfigurationError
@@ -37,6 +41,8 @@ class Deployment:
     configuration: Configuration
     has_external_redis: bool
     master_port: int
+    other_agent_ports: tuple[int, ...] = ()
+    """Of the agent processes beside the one at `env_agents.port`."""
 
     @property
     def directory(self) -> Path:
@@ -58,7 +64,8 @@ class Deployment:
 
 def plan(configuration: Configuration, *, has_external_redis: bool) -> Deployment:
     """Decides every port. Raises: ConfigurationError if one is taken, or a Redis that should run does not answer."""
-    ports = iter(free_ports(4 + configuration.engines.count))
+    num_other_agents = configuration.up.agent_processes - 1
+    ports = iter(free_ports(4 + configuration.engines.count + num_other_agents))
     sections = configuration.redis, configuration.inference_hub, configuration.env_agents, configuration.engines
     redis_section, hub, agents, engines = sections
     if has_external_redis:
@@ -74,7 +81,8 @@ def plan(configuration: Configuration, *, has_external_redis: bool) -> Deploymen
     started = _earlier_engines(configuration) or [f"http://{LOOPBACK}:{next(ports)}" for _ in range(engines.count)]
     engines = msgspec.structs.replace(engines, urls=(*engines.urls, *started))
     resolved = msgspec.structs.replace(configuration, redis=redis_section, inference_hub=hub, env_agents=agents, engines=engines)
-    return Deployment(resolved, has_external_redis, master_port=next(ports))
+    other_agents = tuple(next(ports) for _ in range(num_other_agents))
+    return Deployment(resolved, has_external_redis, master_port=next(ports), other_agent_ports=other_agents)
 
 
 def _earlier_engines(configuration: Configuration) -> list[str]:
@@ -96,20 +104,23 @@ def run(
     source: Path,
     before_shutdown: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
-    """Runs everything until the trainer has finished. `source` is the run file that the user wrote.
+    """Runs everything until the trainer has finished, and starts again what ends before. `source` is the user's run file.
 
-    Raises: ProcessError if a process ends before; StopRequested on a signal; ConfigurationError if the run cannot start.
+    Raises: ProcessError if a process ends for good before; StopRequested on a signal; ConfigurationError if the run cannot start.
     """
     with _started(deployment, source) as lock:
         stages = [*_service_stages(deployment, lock), Stage([_trainer(deployment)])]
-        asyncio.run(_supervise(deployment, observer, lambda supervisor: supervisor.run(stages, before_shutdown=before_shutdown)))
+        up = deployment.configuration.up
+        restarts = RestartPolicy(up.max_restarts, up.restart_window_s)
+        live = partial(Supervisor.run, stages=stages, before_shutdown=before_shutdown)
+        asyncio.run(_supervise(deployment, observer, live, restarts))
 
 
 def serve(deployment: Deployment, observer: Observer, *, source: Path, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs everything but the trainer while `work` does its. Raises: as `run`, and what `work` raises."""
     with _started(deployment, source) as lock:
         stages = _service_stages(deployment, lock)
-        asyncio.run(_supervise(deployment, observer, lambda supervisor: supervisor.serve(stages, work)))
+        asyncio.run(_supervise(deployment, observer, partial(Supervisor.serve, stages=stages, work=work), NO_RESTARTS))
 
 
 @contextlib.contextmanager
@@ -127,8 +138,10 @@ def _started(deployment: Deployment, source: Path) -> Iterator[int]:
         yield lock
 
 
-async def _supervise(deployment: Deployment, observer: Observer, live: Callable[[Supervisor], Coroutine[Any, Any, None]]) -> None:
-    supervisor = Supervisor(deployment.directory / "logs", observer)
+async def _supervise(
+    deployment: Deployment, observer: Observer, live: Callable[[Supervisor], Coroutine[Any, Any, None]], restarts: RestartPolicy
+) -> None:
+    supervisor = Supervisor(deployment.directory / "logs", observer, restarts=restarts)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.request_stop, number)
@@ -140,16 +153,16 @@ def _service_stages(deployment: Deployment, lock: int) -> list[Stage]:
     stages = [
         Stage([_engine(deployment, index, port) for index, port in enumerate(deployment.engine_ports)]),
         Stage([_hub(deployment)], needs_previous=False),
-        Stage([_agents(deployment)], needs_previous=False),
+        Stage(_agents(deployment), needs_previous=False),
     ]
     return stages if deployment.has_external_redis else [Stage([_redis(deployment, [lock])]), *stages]
 
 
 def _redis(deployment: Deployment, inherited: Collection[int]) -> Member:
     url = deployment.configuration.redis.url
-    directory, password = deployment.directory / "redis", deployment.redis_password
-    password_file = None if password is None else write_password(directory, password)
-    spec = processes.redis_process(redis_executable(), port=redis_port(url), directory=directory, password_file=password_file)
+    directory = deployment.directory / "redis"
+    access_file = write_access(directory, deployment.redis_password)
+    spec = processes.redis_process(redis_executable(), port=redis_port(url), directory=directory, access_file=access_file)
     return Member(spec, redis_answers(url), REDIS_READY_TIMEOUT_S, inherited)
 
 
@@ -167,10 +180,17 @@ def _hub(deployment: Deployment) -> Member:
     return Member(spec, answers(f"{address}/health"), SERVICE_READY_TIMEOUT_S)
 
 
-def _agents(deployment: Deployment) -> Member:
-    address = deployment.configuration.env_agents.address
-    spec = _with_password(deployment, processes.agents_process(deployment.run_file))
-    return Member(spec, answers(f"{address}/health"), SERVICE_READY_TIMEOUT_S)
+def _agents(deployment: Deployment) -> list[Member]:
+    section = deployment.configuration.env_agents
+    first = processes.agents_process(deployment.run_file)
+    others = [
+        (processes.agents_process(deployment.run_file, index=index, port=port), f"http://{section.host}:{port}")
+        for index, port in enumerate(deployment.other_agent_ports, start=1)
+    ]
+    return [
+        Member(_with_password(deployment, spec), answers(f"{address}/health"), SERVICE_READY_TIMEOUT_S)
+        for spec, address in [(first, section.address), *others]
+    ]
 
 
 def _trainer(deployment: Deployment) -> Member:

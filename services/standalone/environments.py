@@ -16,6 +16,7 @@ from rich.text import Text
 from services.standalone import printing
 from services.standalone.connections import ServiceApi
 from shared import strict_yaml
+from shared.agents_token import agents_access
 from shared.configuration import Configuration
 from shared.evaluation import EpisodeStatistics
 
@@ -140,7 +141,7 @@ def _details(environment: Description) -> str:
 
 
 def _api(configuration: Configuration) -> ServiceApi:
-    return ServiceApi(configuration.env_agents.address, timeout_s=TIMEOUT_S)
+    return ServiceApi(configuration.env_agents.address, timeout_s=TIMEOUT_S, access=agents_access())
 
 
 def _path(name: str) -> str:

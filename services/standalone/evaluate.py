@@ -22,7 +22,9 @@ from services.standalone.token_text import Decoder, decoder_for
 from services.standalone.up import SIGNAL_STATUS
 from shared import strict_yaml
 from shared import trajectory as trajectories
+from shared.agents_token import agents_access
 from shared.configuration import Configuration, RedisSection, read
+from shared.decoding import UNDECODABLE
 from shared.environment_spec import EnvironmentSpec, RewardSpec
 from shared.errors import ConfigurationError, EpisodeError
 from shared.evaluation import EvaluationLine, EvaluationRequest
@@ -205,11 +207,12 @@ async def _play(
     """Raises: EpisodeError if the agents do not answer to the end."""
     section = configuration.env_agents
     timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=longest_silence_s(section.environments))
+    headers = {"Content-Type": "application/json", **agents_access()}
     started = time.monotonic()
     try:
         async with (
             httpx.AsyncClient(base_url=section.address, timeout=timeout, trust_env=False) as agents,
-            agents.stream("POST", "/evaluations/episodes", content=msgspec.json.encode(request)) as response,
+            agents.stream("POST", "/evaluations/episodes", content=msgspec.json.encode(request), headers=headers) as response,
         ):
             if response.is_error:
                 raise EpisodeError(f"the agents must take the evaluation, and do not: {(await response.aread()).decode()}")
@@ -223,7 +226,7 @@ async def _play(
                 played.episodes.setdefault(trajectory.environment, []).append(trajectory)
                 file.write(msgspec.json.encode(rollout(Entry("", trajectory), decoder)) + b"\n")
                 display.ended(trajectory)
-    except (httpx.HTTPError, msgspec.DecodeError) as error:
+    except (httpx.HTTPError, *UNDECODABLE) as error:
         raise EpisodeError(f"the agents must answer until the last episode has ended, and did not: {error!r}; see logs/") from error
     played.seconds = time.monotonic() - started
     num_ended = {name: len(episodes) for name, episodes in played.episodes.items()}

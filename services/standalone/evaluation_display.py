@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.progress import TaskID
 
+from services.standalone.observer import State
 from services.standalone.progress_display import ProgressDisplay
-from services.standalone.supervisor import State
 from shared.trajectory import SUCCESS_REWARD, Trajectory
 
 NUM_LINES = 10

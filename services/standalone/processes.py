@@ -26,8 +26,8 @@ class ProcessSpec:
     stop_timeout_s: float = STOP_TIMEOUT_S
 
 
-def redis_process(executable: str, *, port: int, directory: Path, password_file: Path | None = None) -> ProcessSpec:
-    return ProcessSpec("redis", redis_command(executable, port=port, directory=directory, password_file=password_file))
+def redis_process(executable: str, *, port: int, directory: Path, access_file: Path) -> ProcessSpec:
+    return ProcessSpec("redis", redis_command(executable, port=port, directory=directory, access_file=access_file))
 
 
 def engine_process(
@@ -46,8 +46,11 @@ def hub_process(run_file: Path) -> ProcessSpec:
     return ProcessSpec("hub", _module("services.inference_hub", run_file), {**_environment(), "OMP_NUM_THREADS": "1"})
 
 
-def agents_process(run_file: Path) -> ProcessSpec:
-    return ProcessSpec("agents", _module("services.env_agents", run_file), {**_environment(), "OMP_NUM_THREADS": "1"})
+def agents_process(run_file: Path, *, index: int = 0, port: int | None = None) -> ProcessSpec:
+    """The agent process number `index` of this machine. `port` is that of `env_agents.port` if not given."""
+    own = () if port is None else ("--set", f"env_agents.port={port}", "--set", "env_agents.url=null")
+    command = (*_module("services.env_agents", run_file), *own)
+    return ProcessSpec("agents" if index == 0 else f"agents-{index}", command, {**_environment(), "OMP_NUM_THREADS": "1"})
 
 
 def trainer_process(

@@ -29,6 +29,9 @@ class ProgressDisplay:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._progress.stop()
 
+    def restarts(self, name: str, ending: str, delay_s: float) -> None:
+        self._console.print(f"{name} {ending}; it is started again in {delay_s:g} s")
+
     def _starting(self, name: str) -> None:
         task = self._progress.tasks[self._set_up]
         self._progress.update(self._set_up, total=(task.total or 0) + 1, detail=name)

@@ -1,11 +1,17 @@
 """The Redis server of one machine: where its executable is, and how it is started."""
 
+import hashlib
 import shutil
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from shared.errors import ConfigurationError
 from shared.redis_address import masked
+
+CLIENT_RULES: Final = "~headrace:* resetchannels &headrace:* +@all -@dangerous +info"
+"""What the processes of a run need of Redis, and no FLUSHALL, CONFIG, DEBUG, KEYS, SHUTDOWN, MODULE or REPLICAOF. The Redis of
+docker-compose.yml and of Kubernetes has the same rules."""
 
 
 def redis_executable() -> str:
@@ -43,20 +49,24 @@ def with_port(url: str, port: int) -> str:
     return parts._replace(netloc=f"{password}{parts.hostname}:{port}").geturl()
 
 
-def redis_command(executable: str, *, port: int, directory: Path, password_file: Path | None = None) -> tuple[str, ...]:
-    """A Redis on the loopback interface whose append-only file in `directory` survives a crash, to within a second."""
+def redis_command(executable: str, *, port: int, directory: Path, access_file: Path) -> tuple[str, ...]:
+    """A Redis on the loopback interface: what it has answered is in its append-only file in `directory`, whatever is killed then.
+
+    With `everysec` it answers before it writes whenever a slow disk is behind, and a kill takes up to two seconds along.
+    """
     return (
-        *((executable,) if password_file is None else (executable, str(password_file))),
+        executable,
+        str(access_file),
         *("--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory)),
-        *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
+        *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
     )
 
 
-def write_password(directory: Path, password: str) -> Path:
-    """A configuration file with the password that this user alone can read: a command line is everyone's to read."""
-    path = directory / "password.conf"
+def write_access(directory: Path, password: str | None) -> Path:
+    """A configuration file with what clients may do, which this user alone can read: a command line is everyone's to read."""
+    path = directory / "access.conf"
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
-    escaped = "".join(f"\\x{byte:02x}" for byte in password.encode())
-    path.write_text(f'requirepass "{escaped}"\n')
+    secret = "nopass" if password is None else f"#{hashlib.sha256(password.encode()).hexdigest()}"
+    path.write_text(f"user default on {secret} {CLIENT_RULES}\n")
     return path

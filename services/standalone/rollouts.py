@@ -5,7 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import redis
 from redis.exceptions import AuthenticationError, AuthorizationError
@@ -15,7 +15,9 @@ from services.standalone.connections import redis_client, redis_failure
 from services.standalone.rollout import Rollout, UnreadableRecord, rollout, transcript
 from services.standalone.stream_reader import Entry, Predicate, StreamReader
 from services.standalone.token_text import Decoder, decoder_for
+from shared import strict_yaml
 from shared.configuration import Configuration
+from shared.errors import ConfigurationError
 from shared.keys import Keys
 from shared.trajectory import Trajectory
 
@@ -31,7 +33,8 @@ Complain = Callable[[str], None]
 
 
 def run(configuration: Configuration, *, last: int, environment: str | None, does_follow: bool, as_json: bool) -> int:
-    """Returns the exit status. Raises: UnreachableError if Redis does not answer; ConfigurationError if it refuses."""
+    """Returns the exit status. Raises: UnreachableError if Redis does not answer; ConfigurationError if it refuses, or
+    the run has no such environment."""
     url, keys = configuration.redis.url, Keys(configuration.run.id)
     decoder = decoder_for(Path(configuration.run.model_path))
     is_wanted = _of(environment)
@@ -40,6 +43,8 @@ def run(configuration: Configuration, *, last: int, environment: str | None, doe
     with redis_client(url) as client:
         reader = StreamReader(client, keys.trajectories)
         try:
+            if environment is not None:
+                require_environment(client, keys, environment)
             if does_follow:
                 show(follow(reader, last, is_wanted, url=url, complain=_complain), decoder, as_json=as_json)
             elif not show(reader.newest(last, is_wanted), decoder, as_json=as_json):
@@ -50,6 +55,15 @@ def run(configuration: Configuration, *, last: int, environment: str | None, doe
         except redis.RedisError as error:
             raise redis_failure(url, error) from error
     return 0
+
+
+def require_environment(client: redis.Redis, keys: Keys, name: str) -> None:
+    """Raises: ConfigurationError if the run has environments, and never had one of this name."""
+    fields = cast(list[bytes], client.hkeys(keys.environments)) + cast(list[bytes], client.hkeys(keys.cursors))
+    known = {field.decode() for field in fields}
+    if known and name not in known:
+        remedy = strict_yaml.hint(name, known, otherwise="its environments are")
+        raise ConfigurationError(f"--environment must name an environment of run {keys.run_id}, got {name!r}; {remedy}")
 
 
 def show(entries: Iterable[Entry], decoder: Decoder, *, as_json: bool) -> int:

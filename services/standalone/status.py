@@ -10,6 +10,7 @@ from rich.text import Text
 from services.standalone import printing
 from services.standalone.connections import ServiceApi
 from services.standalone.run_location import locate
+from shared.agents_token import agents_access
 from shared.configuration import Configuration
 from shared.hub_tokens import hub_tokens
 
@@ -29,7 +30,7 @@ def ask(configuration: Configuration) -> dict[str, Any]:
     """Version, engines, books, agent processes and environments. Raises: UnreachableError; RefusedError."""
     with (
         ServiceApi(configuration.inference_hub.address, access=hub_tokens().for_control) as hub,
-        ServiceApi(configuration.env_agents.address) as agents,
+        ServiceApi(configuration.env_agents.address, access=agents_access()) as agents,
     ):
         agents_status = agents.get("/status")
         return {

@@ -1,53 +1,21 @@
-"""Starts the processes of a run in stages, watches them, and stops them in the reverse order.
+"""Starts the processes of a run in stages, keeps them up, and stops them in the reverse order.
 
-Each process is STARTING → READY → STOPPING → STOPPED; one that nobody waits for is RUNNING instead of READY. The run ends with
-the first of: its last process (`run`) or the caller's work (`serve`) finishing, any other process ending, a signal. Whatever
-ended it, every process is gone when these return.
+A process that ends unasked is started again as the restart policy says. The run ends with the first of: its last process (`run`) or
+the caller's work (`serve`) finishing, a process that is not started again, a signal. Whatever ended it, every process is gone when
+these return.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from services.standalone.child import Child, describe_status
-from services.standalone.logs import ProcessLog
-from services.standalone.processes import ProcessSpec
-from services.standalone.readiness import Probe, wait_until
-from shared.errors import ProcessError
+from services.standalone.keeper import Keeper, Member
+from services.standalone.observer import Observer
+from services.standalone.restarts import NO_RESTARTS, RestartPolicy
 
 T = TypeVar("T")
-
-
-class State(StrEnum):
-    STARTING = "starting"
-    READY = "ready"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-
-
-class Observer(Protocol):
-    """Who is told what happens; called from the event loop, so it must not block."""
-
-    def state_changed(self, name: str, state: State, seconds: float) -> None:
-        """`seconds` since the state before it."""
-
-    def line_written(self, name: str, line: str) -> None:
-        """One line of a process's output."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """A process, how to tell that it is ready if anybody waits for it, and the file descriptors that it keeps open."""
-
-    spec: ProcessSpec
-    is_ready: Probe | None = None
-    ready_timeout_s: float = 0.0
-    inherited: Collection[int] = ()
 
 
 @dataclass(frozen=True)
@@ -69,10 +37,11 @@ class StopRequested(Exception):  # noqa: N818 - not an error: somebody asked
 class Supervisor:
     """One run's processes. `request_stop` is for signal handlers: called twice, it makes the stop immediate."""
 
-    def __init__(self, log_directory: Path, observer: Observer) -> None:
+    def __init__(self, log_directory: Path, observer: Observer, *, restarts: RestartPolicy = NO_RESTARTS) -> None:
         self._log_directory = log_directory
         self._observer = observer
-        self._stages: list[list[Child]] = []
+        self._restarts = restarts
+        self._stages: list[list[Keeper]] = []
         self._stop_requested: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._hurry = asyncio.Event()
 
@@ -85,20 +54,20 @@ class Supervisor:
     async def run(self, stages: Sequence[Stage], *, before_shutdown: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Returns when the last process of `stages` has finished; `before_shutdown` then runs while the others still do.
 
-        Raises: ProcessError if another process ended, or the last one failed; StopRequested on a signal.
+        Raises: ProcessError if another process ended for good, or the last one failed; StopRequested on a signal.
         """
         try:
-            await self._start_all(stages)
+            await self._start_all(stages, last=stages[-1].members[-1])
             await self._until_last_finishes()
             if before_shutdown:
-                await self._guarded(before_shutdown(), expected=self._children[-1:])
+                await self._guarded(before_shutdown(), expected=self._keepers[-1:])
         finally:
             await self._stop_all()
 
     async def serve(self, stages: Sequence[Stage], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs `work` as soon as every process of `stages` is ready, and returns when it has ended.
 
-        Raises: ProcessError if a process ended before; StopRequested on a signal; what `work` raises.
+        Raises: ProcessError if a process ended for good before; StopRequested on a signal; what `work` raises.
         """
         try:
             await self._start_all(stages)
@@ -107,58 +76,50 @@ class Supervisor:
             await self._stop_all()
 
     @property
-    def _children(self) -> list[Child]:
-        return [child for stage in self._stages for child in stage]
+    def _keepers(self) -> list[Keeper]:
+        return [keeper for stage in self._stages for keeper in stage]
 
-    async def _start_all(self, stages: Sequence[Stage]) -> None:
-        waited_for: list[tuple[Child, Member]] = []
+    async def _start_all(self, stages: Sequence[Stage], *, last: Member | None = None) -> None:
+        """Args: last: the process that may finish."""
+        waited_for: list[Keeper] = []
         for stage in stages:
             if stage.needs_previous:
                 await self._until_ready(waited_for)
                 waited_for = []
             self._stages.append([])
             for member in stage.members:
-                waited_for.append((await self._start(member), member))
+                waited_for.append(await self._start(member, may_finish=member is last))
         await self._until_ready(waited_for)
 
-    async def _start(self, member: Member) -> Child:
-        self._observer.state_changed(member.spec.name, State.STARTING, 0.0)
-        log = ProcessLog(member.spec.name, self._log_directory, self._observer.line_written)
-        child = await Child.start(member.spec, log, inherited=member.inherited)
-        self._stages[-1].append(child)
-        return child
+    async def _start(self, member: Member, *, may_finish: bool) -> Keeper:
+        keeper = Keeper(member, self._log_directory, self._observer, self._restarts, may_finish=may_finish)
+        await keeper.start()
+        self._stages[-1].append(keeper)
+        return keeper
 
-    async def _until_ready(self, started: Collection[tuple[Child, Member]]) -> None:
-        await self._guarded(_together(self._become_ready(child, member) for child, member in started))
-
-    async def _become_ready(self, child: Child, member: Member) -> None:
-        if member.is_ready is None:
-            self._observer.state_changed(child.name, State.RUNNING, time.monotonic() - child.started_at)
-            return
-        if not await wait_until(member.is_ready, timeout_s=member.ready_timeout_s):
-            raise ProcessError(
-                f"{child.name} must be ready within {member.ready_timeout_s:g} s and is not; see {child.log.path}",
-                last_lines=child.log.last_lines,
-            )
-        self._observer.state_changed(child.name, State.READY, time.monotonic() - child.started_at)
+    async def _until_ready(self, started: Collection[Keeper]) -> None:
+        may_finish = [keeper for keeper in started if keeper.may_finish]
+        await self._guarded(_together(keeper.ready() for keeper in started), expected=may_finish)
 
     async def _until_last_finishes(self) -> None:
-        last = self._children[-1]
-        await self._guarded(asyncio.wait({last.life}), expected=[last])
+        last = self._keepers[-1]
+        await self._guarded(asyncio.wait({last.over}), expected=[last])
         if last.status != 0:
-            raise _ended(last)
+            raise last.error()
 
-    async def _guarded(self, work: Coroutine[Any, Any, T], *, expected: Collection[Child] = ()) -> T:
-        """The result of `work`, given up when a process ends that is not `expected` to, or on a signal."""
+    async def _guarded(self, work: Coroutine[Any, Any, T], *, expected: Collection[Keeper] = ()) -> T:
+        """The result of `work`, given up when a process ends for good that is not `expected` to, or on a signal."""
         task = asyncio.create_task(work)
-        lives = {child.life: child for child in self._children if child not in expected}
+        keeper_by_task = {keeper.over: keeper for keeper in self._keepers if keeper not in expected}
         try:
-            endings: list[asyncio.Future[Any]] = [task, self._stop_requested, *lives]
+            endings: list[asyncio.Future[Any]] = [task, self._stop_requested, *keeper_by_task]
             await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
             if self._stop_requested.done():
                 raise StopRequested(self._stop_requested.result())
-            if ended := [child for life, child in lives.items() if life.done()]:
-                raise _ended(min(ended, key=lambda child: child.ended_at or 0.0))
+            if ended := [keeper for over, keeper in keeper_by_task.items() if over.done()]:
+                first = min(ended, key=lambda keeper: keeper.ended_at)
+                first.over.result()
+                raise first.error()
             return task.result()
         finally:
             task.cancel()
@@ -166,23 +127,7 @@ class Supervisor:
 
     async def _stop_all(self) -> None:
         for stage in reversed(self._stages):
-            await _together(self._stop(child) for child in stage)
-
-    async def _stop(self, child: Child) -> None:
-        if not child.life.done():
-            self._observer.state_changed(child.name, State.STOPPING, time.monotonic() - child.started_at)
-        stopping_since = time.monotonic()
-        await child.stop(hurry=self._hurry)
-        self._observer.state_changed(child.name, State.STOPPED, time.monotonic() - stopping_since)
-
-
-def _ended(child: Child) -> ProcessError:
-    assert child.status is not None
-    assert child.ended_at is not None
-    seconds = child.ended_at - child.started_at
-    return ProcessError(
-        f"{child.name} {describe_status(child.status)} after {seconds:.0f} s; see {child.log.path}", last_lines=child.log.last_lines
-    )
+            await _together(keeper.stop(hurry=self._hurry) for keeper in stage)
 
 
 async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:

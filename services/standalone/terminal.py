@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from services.standalone.supervisor import State
+from services.standalone.observer import State
 
 COLOUR_BY_PROCESS = {"redis": "red", "engine": "magenta", "hub": "cyan", "agents": "green", "trainer": "yellow", "headrace": "bold"}
 PREFIX_WIDTH = 9
@@ -35,6 +35,9 @@ class Terminal:
                 self._waiting.pop(name, None)
                 self._say(f"{name} has stopped")
         self._show_waiting()
+
+    def restarts(self, name: str, ending: str, delay_s: float) -> None:
+        self._say(f"{name} {ending}; it is started again in {delay_s:g} s")
 
     def line_written(self, name: str, line: str) -> None:
         if self._waiting.get(name) is not State.STOPPING:

@@ -83,6 +83,7 @@ class Run:
         if is_late_binding:
             self._dispatcher = Dispatcher(lambda: [self.engine], choose, Sessions(), clock=lambda: self.clock.now)
             self.clock.at(REPORT_S, self._report)
+        self._numbers = count()
         self._calls: dict[ModelRequest, tuple[int, int, Arrival]] = {}
         self._num_ended = 0
         for episode in range(len(plans)):
@@ -93,7 +94,7 @@ class Run:
         turn = self._plans[episode][index]
         prompt_tokens = known_tokens + turn.added_tokens
         request = ModelRequest(episode, prompt_tokens, turn.output_tokens, MAX_NEW_TOKENS)
-        call = Arrival(f"s{episode}", "", False, prompt_tokens, prompt_tokens + MAX_NEW_TOKENS)
+        call = Arrival(next(self._numbers), f"s{episode}", "", False, prompt_tokens, prompt_tokens + MAX_NEW_TOKENS)
         self._calls[request] = (episode, index, call)
         if self._dispatcher is None:
             self.engine.submit(request)

@@ -16,6 +16,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from shared import configuration, strict_yaml
+from shared.agents_token import VARIABLE as AGENTS_VARIABLE
 from shared.configuration import ADDRESS_VARIABLES, Configuration
 from shared.hub_tokens import CLIENT_VARIABLE, CONTROL_VARIABLE
 from shared.ledger import Books
@@ -160,7 +161,7 @@ def test_every_address_names_a_service_and_its_port(manifests, layout):
 
 
 def test_every_variable_is_one_that_a_process_reads(manifests):
-    ours = {*ADDRESS_VARIABLES, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE, CLIENT_VARIABLE, CONTROL_VARIABLE}
+    ours = {*ADDRESS_VARIABLES, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE, CLIENT_VARIABLE, CONTROL_VARIABLE, AGENTS_VARIABLE}
     assert named(manifests, "ConfigMap", "addresses")["data"].keys() == ADDRESS_VARIABLES.keys()
     for where, _, container in containers([*manifests, files_pod()]):
         assert {variable["name"] for variable in container.get("env", [])} <= ours | OURS_WITHOUT_VALUE, where

@@ -80,6 +80,7 @@ def test_overrides_win_over_environment_variables_and_those_over_the_file(run_fi
         ("trainer.policy_loss={dual_clip: 0.5}", "trainer.policy_loss.dual_clip: Expected `float` > 1.0, got 0.5"),
         ("trainer.policy_loss={clip_low: 2}", "clip_low must be <= 1, got 2; a ratio is never below 0"),
         ("trainer.loss_norm_tokens=100", "must be given with loss_agg_mode 'seq-mean-token-sum-norm' and with no other, got 100"),
+        ("trainer.loss_norm_tokens=100", "run.yaml: trainer: loss_norm_tokens must be given"),
         ("trainer.loss_agg_mode=seq-mean-token-sum-norm", "'seq-mean-token-sum-norm' and with no other, got None with 'seq-mean"),
         ("trainer.kl={coefficient: 0.1, place: reward}", "trainer.kl.place must be 'loss' with trainer.adv_estimator 'grpo', got"),
         ("rollout.async_generation_ratio=-0.5", "rollout.async_generation_ratio: Expected `float` >= 0.0, got -0.5"),
@@ -91,6 +92,18 @@ def test_overrides_win_over_environment_variables_and_those_over_the_file(run_fi
             "limits.truncation_reward must be a finite number, got -inf",
         ),
         ("rollout.num_return_sequences_in_group=1", "must be >= 2 with the group-relative estimator 'grpo', got 1"),
+        (
+            "trainer.weight_push.transport=pigeon",
+            "trainer.weight_push.transport: must be one of 'broadcast', 'disk', 'tensor', got 'pigeon'",
+        ),
+        (
+            "trainer.weight_push.transport=disk",
+            "directory must be given with transport: disk and only then, got None with transport",
+        ),
+        (
+            "trainer.weight_push.directory=/shared",
+            "got '/shared' with transport: broadcast; give a folder that trainer and engines share",
+        ),
         ("run.model_path=nowhere", "run.model_path must be a directory with a Hugging Face model, got 'nowhere'"),
         ("redis=redis://:s3cret@h", "redis: Expected `object`, got 'redis://:***@h'"),
         ("no equals sign", "an override must look like section.key=value, got 'no equals sign'"),

@@ -26,7 +26,7 @@ def make_trajectory(token_ids: list[int], loss_mask: list[int], spans: tuple[Ver
         logprob_bytes=np.where(mask == 1, -0.5, 0).astype("<f4").tobytes(),
         version_spans=spans,
         temperature=0.7,
-        turns=(Turn(0, 1, 0.5, (ToolCall("calculate", '{"expression": "1+1"}', 0.01, is_error=False),), ""),),
+        turns=(Turn(0, min(1, len(mask)), 0.5, (ToolCall("calculate", '{"expression": "1+1"}', 0.01, is_error=False),), ""),),
         reward=0.5,
         reward_parts={"answer": 0.5},
         outcome=Outcome.COMPLETED,
@@ -101,6 +101,14 @@ def test_a_truncated_record_is_refused(trajectory: Trajectory, data: st.DataObje
         ({"version_spans": (VersionSpan(1, 2, 0),)}, "exactly one version span"),
         ({"version_spans": (VersionSpan(1, 3, 0), VersionSpan(2, 3, 1))}, "exactly one version span"),
         ({"version_spans": (VersionSpan(1, 4, 0),)}, r"must lie in \[0, 3\)"),
+        ({"version_spans": (VersionSpan(1, 3, 0),) * 257}, "exactly one version span"),
+        (
+            {"version_spans": (VersionSpan(1, 3, 2**63),)},
+            r"a policy version must be in \[0, 9007199254740992\], got 9223372036854775808",
+        ),
+        ({"version_spans": (VersionSpan(1, 3, -1),)}, "a policy version must be in"),
+        ({"turns": (Turn(2, 4, 0.0, (), ""),)}, r"turn \[2, 4\) must lie in \[0, 3\)"),
+        ({"turns": (Turn(2, 1, 0.0, (), ""),)}, r"turn \[2, 1\) must lie in \[0, 3\)"),
         ({"sample_index": 4}, r"sample_index must be in \[0, 4\), got 4"),
     ],
 )

@@ -12,8 +12,8 @@ from tests.stack.standalone_run import StandaloneRun
 def new_run(tmp_path: Path, tiny_model: Path) -> Iterator[Callable[..., StandaloneRun]]:
     runs: list[StandaloneRun] = []
 
-    def create(*, num_updates: int, checkpoint_every: int) -> StandaloneRun:
-        runs.append(StandaloneRun(tmp_path, tiny_model, num_updates=num_updates, checkpoint_every=checkpoint_every))
+    def create(**settings: int) -> StandaloneRun:
+        runs.append(StandaloneRun(tmp_path, tiny_model, **settings))
         return runs[-1]
 
     yield create

@@ -13,8 +13,10 @@ from pathlib import Path
 import msgspec
 import redis
 
+from benchmarks.stream_history import StreamHistory, read_stream_history
+from benchmarks.timeline import Timeline
 from services.standalone.ports import LOOPBACK, free_ports
-from services.standalone.redis_server import redis_command, redis_executable
+from services.standalone.redis_server import redis_command, redis_executable, write_access
 from shared.configuration import (
     Configuration,
     EnvAgentsSection,
@@ -28,7 +30,6 @@ from shared.environment_spec import EnvironmentSpec
 from shared.keys import Keys
 from shared.ledger import Books, TrainingLedger
 from shared.stream import TrajectoryConsumer
-from tests.stack.append_only_file import StreamHistory, read_stream_history
 from tests.stack.token_server import TokenServer
 from trainer.redis_connection import impatient_client, patient_client
 from trainer.rollouts import RolloutReader
@@ -100,7 +101,10 @@ class Consumer:
 class FaultyRun:
     """A run in `folder`. Whatever was started has ended when `stack` is closed."""
 
-    def __init__(self, folder: Path, model: Path, hub: TokenServer, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, model: Path, hub: TokenServer, stack: ExitStack, timeline: Timeline) -> None:
+        self.timeline = timeline
+        stack.callback(self._add_what_agents_noticed)
+        self._name_by_pid: dict[int, str] = {}
         [self._port] = free_ports(1)
         self.url = f"redis://{LOOPBACK}:{self._port}/0"
         self.keys = Keys("faults")
@@ -117,14 +121,28 @@ class FaultyRun:
         log = self._stack.enter_context((self._folder / f"{name}.log").open("wb"))
         process = subprocess.Popen(command, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
         self._stack.callback(_end, process)
+        self.timeline.note(name, f"started as process {process.pid}")
+        self._name_by_pid[process.pid] = name
         return process
 
+    def kill_agents(self, process: subprocess.Popen[bytes]) -> None:
+        self.timeline.fault(self._name_by_pid[process.pid], "SIGKILL")
+        _end(process)
+
     def kill_redis(self) -> None:
+        self.timeline.fault("redis", "SIGKILL")
         _end(self._redis)
 
     def restart_redis(self) -> None:
         """On the same port and append-only file."""
         self._redis = self._start_redis()
+        self.timeline.note("redis", "started again on its append-only file, and answers")
+
+    def wait_until(self, predicate: Callable[[], bool], *, description: str) -> None:
+        """As the function of that name, with a line in the timeline."""
+        began = time.monotonic()
+        wait_until(predicate, description=description)
+        self.timeline.recovered("run", f"{description}: after {time.monotonic() - began:.2f} s")
 
     def books(self) -> Books:
         books = TrainingLedger(self._client, self.keys).books()
@@ -145,13 +163,13 @@ class FaultyRun:
             self.books()
             return self.consumer.version >= goal
 
-        wait_until(is_there, description=description)
+        self.wait_until(is_there, description=f"{count} more updates, because {description}")
 
     def settle(self) -> Books:
         """Ends the consumer and waits until the agents have filled every place: nothing runs any more."""
         self.consumer.stop()
         assert self.consumer.error is None, self.consumer.error
-        wait_until(lambda: self.books().running == 0 and self.books().ready == NUM_PLACES, description="everything is ready")
+        self.wait_until(lambda: self.books().running == 0 and self.books().ready == NUM_PLACES, description="everything is ready")
         return self.books()
 
     def history(self) -> StreamHistory:
@@ -164,10 +182,17 @@ class FaultyRun:
     def stream_ids(self) -> set[bytes]:
         return {entry_id for entry_id, _ in self._client.xrange(self.keys.trajectories)}
 
+    def _add_what_agents_noticed(self) -> None:
+        for name in self._name_by_pid.values():
+            for line in (self._folder / f"{name}.log").read_text().splitlines():
+                if " WARNING " in line or " ERROR " in line:
+                    self.timeline.noticed(name, line)
+
     def _start_redis(self) -> subprocess.Popen[bytes]:
-        command = redis_command(redis_executable(), port=self._port, directory=self._folder / "redis")
-        # What Redis answered is in its file: without this, `everysec` may hold back a second of it behind a slow disk.
-        process = subprocess.Popen([*command, "--appendfsync", "always"], stdout=subprocess.DEVNULL)
+        directory = self._folder / "redis"
+        access_file = write_access(directory, None)
+        command = redis_command(redis_executable(), port=self._port, directory=directory, access_file=access_file)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self._stack.callback(_end, process)
         with redis.Redis.from_url(self.url, retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 400)) as client:
             client.ping()

@@ -13,12 +13,12 @@ import psutil
 import redis
 import yaml
 
+from benchmarks.stream_history import StreamHistory, read_stream_history
 from services.standalone import run_files
 from services.standalone.run_files import Lineage
 from shared.configuration import Configuration, load
 from shared.keys import Keys
 from shared.ledger import Books, TrainingLedger
-from tests.stack.append_only_file import StreamHistory, read_stream_history
 
 DEADLINE_S = 240.0
 POLL_S = 0.05
@@ -27,10 +27,11 @@ POLL_S = 0.05
 class StandaloneRun:
     """One run directory, and the `headrace up` that works in it. `stop` leaves no process behind."""
 
-    def __init__(self, folder: Path, model: Path, *, num_updates: int, checkpoint_every: int) -> None:
+    def __init__(self, folder: Path, model: Path, *, num_updates: int, checkpoint_every: int, max_restarts: int = 3) -> None:
         self.directory = folder / "run"
         self._run_file = folder / "mine.yaml"
-        self._run_file.write_text(yaml.safe_dump(run_file(self.directory, model, num_updates, checkpoint_every)))
+        raw = run_file(self.directory, model, num_updates, checkpoint_every) | {"up": {"max_restarts": max_restarts}}
+        self._run_file.write_text(yaml.safe_dump(raw))
         self._output = folder / "output.txt"
         self._process: subprocess.Popen[bytes] | None = None
         self._family: set[psutil.Process] = set()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack.append_only_file import StreamHistory
-from tests.stack.faulty_run import NUM_PLACES, ROLLOUT, FaultyRun, wait_until
+from benchmarks.stream_history import StreamHistory
+from benchmarks.timeline import Timeline
+from tests.stack.faulty_run import NUM_PLACES, ROLLOUT, FaultyRun
 from tests.stack.guessing import NUM_TURNS
 from tests.stack.token_server import TokenServer
 
@@ -25,9 +26,9 @@ def hub(tiny_model: Path) -> Iterator[TokenServer]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, tiny_model: Path, hub: TokenServer) -> Iterator[FaultyRun]:
+def run(tmp_path: Path, tiny_model: Path, hub: TokenServer, timeline: Timeline) -> Iterator[FaultyRun]:
     with ExitStack() as stack:
-        yield FaultyRun(tmp_path, tiny_model, hub, stack)
+        yield FaultyRun(tmp_path, tiny_model, hub, stack, timeline)
 
 
 def check_everything(run: FaultyRun) -> StreamHistory:
@@ -69,10 +70,10 @@ def test_episodes_that_end_while_redis_is_away_are_recorded_when_it_is_back(run,
     hub.is_open.clear()
     run.start_agents("one")
     with run.consumer.running():
-        wait_until(lambda: hub.num_waiting() == GROUP_SIZE * NUM_PLACES, description="every place is taken and generates")
+        run.wait_until(lambda: hub.num_waiting() == GROUP_SIZE * NUM_PLACES, description="every place is taken and generates")
         run.kill_redis()
         hub.is_open.set()
-        wait_until(
+        run.wait_until(
             lambda: sum(count == NUM_TURNS for count in hub.num_answered.values()) == GROUP_SIZE * NUM_PLACES,
             description="every episode has had its last turn, and nobody could record it",
         )
@@ -88,9 +89,8 @@ def test_groups_of_a_killed_process_are_adopted_and_the_books_balance(run, hub):
     with run.consumer.running():
         run.wait_for_updates(2, description="the run is under way")
         hub.is_open.clear()
-        wait_until(lambda: run.books().running > 0 and hub.num_waiting() > 0, description="episodes are in the middle")
-        killed.kill()
-        killed.wait()
+        run.wait_until(lambda: run.books().running > 0 and hub.num_waiting() > 0, description="episodes are in the middle")
+        run.kill_agents(killed)
         left = run.books().running
         assert left > 0
         hub.is_open.set()
@@ -104,13 +104,12 @@ def test_groups_of_a_killed_process_are_adopted_and_the_books_balance(run, hub):
 def test_two_processes_share_the_places_and_outlive_one_of_them(run, hub):
     first = run.start_agents("first")
     run.start_agents("second")
-    wait_until(lambda: len(run.processes()) == 2, description="both live")
+    run.wait_until(lambda: len(run.processes()) == 2, description="both live")
     with run.consumer.running():
-        wait_until(lambda: len(run.owners()) == 2, description="each has had groups")
+        run.wait_until(lambda: len(run.owners()) == 2, description="each has had groups")
         run.wait_for_updates(3, description="both work")
         both = run.owners()
-        first.kill()
-        first.wait()
+        run.kill_agents(first)
         num_before = len(run.history().owners)
         run.wait_for_updates(6, description="the other goes on alone")
         history = check_everything(run)

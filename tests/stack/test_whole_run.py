@@ -68,18 +68,39 @@ def test_whole_system_trains_and_keeps_its_invariants(new_run):
     }
 
 
-def test_killed_trainer_loses_nothing_and_trains_nothing_twice(new_run):
+def test_killed_trainer_is_started_again_loses_nothing_and_trains_nothing_twice(new_run, timeline):
     run = new_run(num_updates=6, checkpoint_every=2)
     run.start()
     run.wait_until(lambda: len(run.lineage) >= 3, description="an update after the first checkpoint")
+    timeline.fault("trainer", "SIGKILL to rank 0")
+    run.kill_trainer()
+    trained_before = {trajectory_id for line in run.lineage for trajectory_id in line.trajectory_ids}
+    run.wait_until(lambda: "it is started again" in run.output, description="headrace up has noticed")
+    timeline.noticed("headrace", "starts the trainer again")
+    assert run.wait() == 0, run.output[-5000:]
+    timeline.recovered("trainer", "made the remaining updates")
+    assert "trainer exited with status 137 (killed by SIGKILL); it is started again in 0.5 s" in run.output
+    assert run.left_processes() == []
+    check_lineage(run, num_updates=6)
+    trained = {trajectory_id for line in run.lineage for trajectory_id in line.trajectory_ids}
+    assert trained_before <= trained | run.stream_history().remaining
+
+
+def test_run_that_may_restart_nothing_ends_with_its_trainer_and_goes_on_when_started_again(new_run, timeline):
+    run = new_run(num_updates=6, checkpoint_every=2, max_restarts=0)
+    run.start()
+    run.wait_until(lambda: len(run.lineage) >= 3, description="an update after the first checkpoint")
+    timeline.fault("trainer", "SIGKILL to rank 0")
     run.kill_trainer()
     assert run.wait() == 1
+    timeline.noticed("headrace", "ended the run, as it may restart nothing")
     assert "trainer exited with status 137 (killed by SIGKILL)" in run.output
     assert run.left_processes() == []
     trained_before = {trajectory_id for line in run.lineage for trajectory_id in line.trajectory_ids}
 
     run.start()
     assert run.wait() == 0, run.output[-5000:]
+    timeline.recovered("run", "was started again and made the remaining updates")
     assert run.left_processes() == []
     check_lineage(run, num_updates=6)
     trained = {trajectory_id for line in run.lineage for trajectory_id in line.trajectory_ids}

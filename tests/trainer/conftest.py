@@ -2,9 +2,10 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.trainer.records import VOCABULARY
 from tests.trainer.run_support import SmallDisk, serving_hub, trainers, working_agents, write_run_file
-from trainer.model import start_ranks
 
 DEPRECATED_BY_TORCH = pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning")
 """Collectives that DeepSpeed's ZeRO-3 calls by their old names."""
@@ -60,21 +60,38 @@ def other_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def one_rank() -> Iterator[None]:
-    """This process as the only rank."""
-    start_ranks(timeout=timedelta(seconds=60))
-    yield
-    torch.distributed.destroy_process_group()
-    del os.environ["LOCAL_RANK"]
-
-
 @pytest.fixture
 def free_port() -> int:
     """A port that was free a moment ago, for programs that cannot choose one themselves."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def deepspeed_on_two_ranks(free_port: int) -> tuple[str, ...]:
+    """The launcher; a program and its arguments follow."""
+    return (str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2", "--master_port", str(free_port))
+
+
+@pytest.fixture
+def run_on_two_ranks(deepspeed_on_two_ranks: tuple[str, ...], repository: Path, tmp_path: Path) -> Callable[..., None]:
+    """Runs a script of tests/trainer to its end."""
+
+    def run(script: str, *arguments: str | Path, timeout_s: float) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
+        environment.pop("LOCAL_RANK", None)
+        completed = subprocess.run(
+            [*deepspeed_on_two_ranks, str(repository / "tests" / "trainer" / script), *map(str, arguments)],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
+
+    return run
 
 
 @pytest.fixture

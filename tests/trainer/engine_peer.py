@@ -14,11 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, distributed_c10d, rendezvous
 
+TIMEOUT = timedelta(seconds=60)
 
-def join(address: str, port: int, rank: int, world_size: int, name: str) -> dist.ProcessGroup:
-    store, rank, world_size = next(rendezvous(f"tcp://{address}:{port}", rank, world_size, timeout=timedelta(seconds=60)))
+
+def join(address: str, port: int, rank: int, world_size: int, name: str, *, timeout: timedelta = TIMEOUT) -> dist.ProcessGroup:
+    store, rank, world_size = next(rendezvous(f"tcp://{address}:{port}", rank, world_size, timeout=timeout))
     group, _ = distributed_c10d._new_process_group_helper(
-        world_size, rank, [], dist.Backend("gloo"), PrefixStore(name, store), group_name=name, timeout=timedelta(seconds=60)
+        world_size, rank, [], dist.Backend("gloo"), PrefixStore(name, store), group_name=name, timeout=timeout
     )
     distributed_c10d._world.pg_group_ranks[group] = {index: index for index in range(world_size)}
     return group

@@ -30,6 +30,7 @@ class AcceptingHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _HubHandler)
         self.versions = []
         self.pending = None
+        self.epoch = "initial"
 
     @property
     def address(self):
@@ -37,7 +38,7 @@ class AcceptingHub(ThreadingHTTPServer):
 
     def answer(self, path, body):
         if path == "/engines":
-            return [{"url": "http://127.0.0.1:9", "state": "ready"}]
+            return [{"id": "e", "url": "http://127.0.0.1:9", "state": "ready"}]
         if path == "/usage":
             return [
                 {
@@ -51,13 +52,18 @@ class AcceptingHub(ThreadingHTTPServer):
                 }
             ]
         if path == "/weight_groups":
+            self.epoch = body["epoch"]
             return {"group_name": f"headrace-{body['epoch']}", "world_size": 1, "engines": []}
         if path == "/weight_updates":
             self.pending = body["version"]
             return {"update_id": "u"}
-        if path.endswith("/commit"):
+        if path.endswith("/buckets") and body["is_last"]:
             self.versions.append(self.pending)
-            return {"version": self.pending, "pause_s": 0.01, "pause_call_s": 0.0, "load_s": 0.0, "resume_s": 0.0}
+            times = {"pause_s": 0.01, "pause_call_s": 0.0, "load_s": 0.0, "verify_s": 0.0, "resume_s": 0.0}
+            report = {"version": self.pending, "engines": [], "left_out": {}, "is_verified": True, **times}
+            return {"state": "committed", "report": report}
+        if path == "/weights":
+            return {"version": self.versions[-1], "epoch": self.epoch, "ready_engines": 1, "wanting_engines": []}
         return {}
 
 

@@ -1,10 +1,6 @@
 """The critic: its loss by hand, its gradient against plain autograd, with one rank and two, and that it learns."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -222,7 +218,7 @@ def test_explained_variance_is_of_the_values_before_the_update(one_rank, model_p
 @pytest.mark.stack
 @pytest.mark.timeout(300)
 @DEPRECATED_BY_TORCH
-def test_two_ranks_have_the_gradients_of_one(one_rank, model_path, tmp_path, repository, free_port):
+def test_two_ranks_have_the_gradients_of_one(one_rank, model_path, tmp_path, run_on_two_ranks):
     output = tmp_path / "results.pt"
     settings = [
         {
@@ -233,19 +229,7 @@ def test_two_ranks_have_the_gradients_of_one(one_rank, model_path, tmp_path, rep
         for stage in (1, 2, 3)
     ]
     settings.append({"adv_estimator": "reinforce_plus_plus", "advantage": {"discount": GAMMA}})
-    script = repository / "tests" / "trainer" / "valuing.py"
-    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2", "--master_port", str(free_port)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
-    environment.pop("LOCAL_RANK", None)
-    completed = subprocess.run(
-        [*launcher, str(script), str(model_path), json.dumps(settings), "40", str(output)],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
+    run_on_two_ranks("valuing.py", model_path, json.dumps(settings), "40", output, timeout_s=280)
     with torch.serialization.safe_globals([ValueMeasures]):
         results = torch.load(output)
     for each, result in zip(settings, results, strict=True):

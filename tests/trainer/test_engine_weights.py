@@ -11,6 +11,7 @@ import torch
 from shared.configuration import WeightPushSection
 from trainer.hub_client import HubClient
 from trainer.model import Policy
+from trainer.weight_buckets import WeightSource
 from trainer.weight_push import WeightPusher
 
 PROMPT = list(range(20, 60))
@@ -70,25 +71,52 @@ def largest_difference(policy, meta_info):
     return (ours - torch.tensor(engine)).abs().max().item()
 
 
+def new_pusher(hub_url, **settings):
+    return WeightPusher(
+        HubClient(hub_url, timeout_s=60),
+        WeightPushSection(backend="gloo", timeout_s=60, verify_every=1, **settings),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        patience_s=60,
+        notice=print,
+        can_check_values=True,
+    )
+
+
+def source_of(policy):
+    return WeightSource.of(policy.named_weights())
+
+
+@pytest.mark.parametrize("transport", ["broadcast", "disk", "tensor"])
+def test_every_transport_ends_in_the_same_verified_weights(one_rank, hub_url, tiny_model, tmp_path, transport):
+    from transformers import AutoModelForCausalLM
+
+    policy = Policy(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32))
+    perturbed(policy, seed=9)
+    directory = str(tmp_path) if transport == "disk" else None
+    pusher = new_pusher(hub_url, transport=transport, directory=directory, bucket_mib=1)
+    pusher.push(source_of(policy), 7)
+    meta_info = generate(hub_url)
+    assert largest_difference(policy, meta_info) <= TOLERANCE
+    assert [span["version"] for span in meta_info["weight_versions"]] == ["7"]
+    metrics = httpx.get(f"{hub_url}/metrics", trust_env=False).text
+    assert "headrace_hub_checksum_mismatches_total 0.0" in metrics
+    assert 'headrace_hub_weight_update_seconds_count{step="verify"} 1.0' in metrics
+    pusher.close()
+
+
 def test_the_engine_serves_what_the_trainer_pushed(one_rank, hub_url, tiny_model):
     from transformers import AutoModelForCausalLM
 
     policy = Policy(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32))
     original = [(name, weight.clone()) for name, weight in policy.named_weights()]
-    pusher = WeightPusher(
-        HubClient(hub_url, timeout_s=60),
-        WeightPushSection(backend="gloo", timeout_s=60),
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        patience_s=60,
-        notice=print,
-    )
-    pusher.push(policy.named_weights(), 0)
+    pusher = new_pusher(hub_url)
+    pusher.push(source_of(policy), 0)
     assert largest_difference(policy, generate(hub_url)) <= TOLERANCE
 
     for version in (1, 2, 3):
         perturbed(policy, version)
-        pusher.push(policy.named_weights(), version)
+        pusher.push(source_of(policy), version)
         meta_info = generate(hub_url)
         assert largest_difference(policy, meta_info) <= TOLERANCE
         assert [span["version"] for span in meta_info["weight_versions"]] == [str(version)]
@@ -98,10 +126,9 @@ def test_the_engine_serves_what_the_trainer_pushed(one_rank, hub_url, tiny_model
     running.start()
     while httpx.get(f"{hub_url}/status", trust_env=False).json()["calls"] == 0:
         pass
-    pusher.push(original, 4)
+    pusher.push(WeightSource.of(original), 4)
     running.join()
     spans = [(span["version"], span["start"], span["end"]) for span in replies[0]["weight_versions"]]
     assert [version for version, _, _ in spans] in (["3", "4"], ["4"])
     assert spans[-1][2] == 400
-    pusher.push(original, 0)
     pusher.close()

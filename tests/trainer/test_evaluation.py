@@ -2,12 +2,14 @@
 
 import json
 import signal
+import threading
 
 import httpx
 import msgspec
 import pytest
 
 from shared.configuration import EvaluationSection
+from tests.services.standalone.services_at import json_service
 from trainer import evaluation
 from trainer.evaluation import Evaluations
 from trainer.stopping import StopInterrupt, StopSignal
@@ -68,6 +70,16 @@ def evaluations(tmp_path, notes, monkeypatch):
 
 def recorded(tmp_path):
     return [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+
+
+def test_the_agents_token_goes_with_the_request(tmp_path, notes, monkeypatch):
+    monkeypatch.setenv("HEADRACE_AGENTS_TOKEN", "s3cret")
+    settings = EvaluationSection(num_episodes=8, greedy=False)
+    with json_service({"POST /evaluations": (200, REPLY)}) as agents:
+        subject = Evaluations(settings, agents=agents.url, directory=tmp_path, num_updates=5, timeout_s=30.0, tracker=notes)
+        subject.run_if_due(0, StopSignal())
+        subject.close()
+    assert agents.authorizations == ["Bearer s3cret"]
 
 
 def test_before_the_first_update_every_second_and_after_the_last(evaluations):
@@ -132,14 +144,40 @@ def test_a_failed_evaluation_is_noted_and_training_goes_on(evaluations, notes, a
     assert "evaluation of version 0 left out" in notes.texts[-1]
 
 
-def test_a_stop_cuts_an_evaluation_short(evaluations, notes):
-    stop = StopSignal()
+def test_engines_are_looked_after_while_the_episodes_run(evaluations, monkeypatch):
+    monkeypatch.setattr(evaluation, "MEANWHILE_S", 0.001)
+    looked_after = threading.Event()
 
-    def stop_meanwhile(request):
-        stop._receive(signal.SIGTERM, None)
+    def answer_when_looked_after(request):
+        assert looked_after.wait(timeout=30)
         return httpx.Response(200, json=REPLY)
 
-    evaluations(answer=stop_meanwhile).run_if_due(0, stop)
+    subject = evaluations(answer=answer_when_looked_after, greedy=False)
+    subject.run_if_due(0, StopSignal(), meanwhile=looked_after.set)
+    assert looked_after.is_set()
+    assert len(subject.requests) == 1
+
+
+@pytest.fixture
+def installed_stop():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    stop = StopSignal()
+    stop.install()
+    yield stop
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_stop_cuts_an_evaluation_short(evaluations, notes, installed_stop):
+    is_cut = threading.Event()
+
+    def stop_meanwhile(request):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+        is_cut.wait()
+        return httpx.Response(200, json=REPLY)
+
+    evaluations(answer=stop_meanwhile).run_if_due(0, installed_stop)
+    is_cut.set()
     assert notes.texts == ["evaluation of version 0 cut short"]
 
 

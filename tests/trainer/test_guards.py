@@ -2,10 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -111,22 +107,8 @@ def test_only_updates_in_a_row_are_too_many():
 
 @pytest.mark.stack
 @pytest.mark.timeout(240)
-def test_a_poisoned_row_of_one_rank_makes_both_skip(model_path, tmp_path, repository, free_port):
-    script = repository / "tests" / "trainer" / "poisoned_ranks.py"
-    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2", "--master_port", str(free_port)]
-    completed = subprocess.run(
-        [*launcher, str(script), str(model_path), str(tmp_path)],
-        env={
-            **{key: value for key, value in os.environ.items() if key != "LOCAL_RANK"},
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(repository),
-        },
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=220,
-    )
-    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
+def test_a_poisoned_row_of_one_rank_makes_both_skip(model_path, tmp_path, run_on_two_ranks):
+    run_on_two_ranks("poisoned_ranks.py", model_path, tmp_path, timeout_s=220)
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert first == {"entry_ids": ["e3"], "is_unchanged": True, "learns_again": True}

@@ -71,22 +71,25 @@ def uninterrupted(redis_url, model_path, tmp_path_factory):
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_at_any_moment_nothing_is_lost_or_trained_twice_and_the_weights_are_the_same(
-    moment, start, run_file, agents, hub, redis_client, keys, uninterrupted
+    moment, start, run_file, agents, hub, redis_client, keys, uninterrupted, timeline
 ):
     script = Path(__file__).with_name("killed_trainer.py")
     killed = start(run_file, *SETTINGS, program=(str(script), moment, str(count_of(moment))))
     status, _, errors = finished(killed)
     assert status == -signal.SIGKILL, errors
+    timeline.fault("trainer", f"SIGKILL {moment}")
     ledger = TrainingLedger(redis_client, keys)
     at_death = ledger.books()
     assert at_death.is_balanced
     assert at_death.version in (3, 4, LAST), "training goes on while a checkpoint is written"
     durable = max([0, *(int(path.name[1:]) for path in (run_file.parent / "checkpoints").glob("v*"))])
     assert durable in POSSIBLY_DURABLE.get(moment, {0, 2})
+    timeline.note("books", f"version {at_death.version}, newest durable checkpoint {durable}")
     hub.versions.clear()
 
     status, output, errors = finished(start(run_file, *SETTINGS))
     assert status == 0, errors
+    timeline.recovered("trainer", f"a second process made the updates up to {LAST}")
     assert f"resuming from the checkpoint of version {durable}" in output
     assert hub.versions == list(range(durable, LAST + 1)), "the engines get the resumed weights first"
 

@@ -1,10 +1,6 @@
 """The gradient of an update, against plain autograd, however the batch is cut; with one rank and with two."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -212,34 +208,28 @@ def test_disagreement_with_the_engine_stops_before_the_step(one_rank, model_path
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def run_on_two_ranks(model_path, settings, output, repository, free_port):
-    """What tests/trainer/learning.py saves for each of `settings`."""
-    script = repository / "tests" / "trainer" / "learning.py"
-    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2", "--master_port", str(free_port)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
-    environment.pop("LOCAL_RANK", None)
-    completed = subprocess.run(
-        [*launcher, str(script), str(model_path), json.dumps(settings), "70", str(output)],
-        env=environment,
-        cwd=output.parent,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
-    return torch.load(output)
+@pytest.fixture
+def learned_on_two_ranks(run_on_two_ranks, model_path, tmp_path):
+    """What tests/trainer/learning.py saves for each of the settings."""
+
+    def learned(settings):
+        output = tmp_path / "results.pt"
+        run_on_two_ranks("learning.py", model_path, json.dumps(settings), "70", output, timeout_s=280)
+        return torch.load(output)
+
+    return learned
 
 
 @pytest.mark.stack
 @pytest.mark.timeout(300)
 @DEPRECATED_BY_TORCH
-def test_two_ranks_and_every_stage_have_the_gradient_and_the_weights_of_one(one_rank, model_path, tmp_path, repository, free_port):
+def test_two_ranks_and_every_stage_have_the_gradient_and_the_weights_of_one(one_rank, model_path, tmp_path, learned_on_two_ranks):
     settings = [{"learning_rate": 1e-3, "deepspeed": {"zero_optimization": {"stage": stage}}} for stage in (1, 2, 3)]
     loss, expected = reference(model_path)
     norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm().item()
     weights = dict(learn(model_path, section(**settings[0]), max_tokens=70)[2].policy.named_weights())
     alone = [dict(learn(model_path, section(**each), max_tokens=70)[2].policy.named_weights()) for each in settings[1:]]
-    results = run_on_two_ranks(model_path, settings, tmp_path / "results.pt", repository, free_port)
+    results = learned_on_two_ranks(settings)
     for result in results:
         assert result["loss"] == pytest.approx(loss, abs=1e-6)
         assert result["grad_norm"] == pytest.approx(norm, rel=1e-5)
@@ -258,7 +248,7 @@ def test_two_ranks_and_every_stage_have_the_gradient_and_the_weights_of_one(one_
 @pytest.mark.stack
 @pytest.mark.timeout(300)
 @DEPRECATED_BY_TORCH
-def test_two_ranks_have_the_objective_of_one(one_rank, model_path, other_model_path, tmp_path, repository, free_port):
+def test_two_ranks_have_the_objective_of_one(one_rank, model_path, other_model_path, tmp_path, learned_on_two_ranks):
     objectives = [
         *({"pg_variant": variant} for variant in POLICY_LOSSES),
         {"loss_agg_mode": "seq-mean-token-mean", "kl": {"coefficient": 0.1, "reference_path": str(other_model_path)}},
@@ -272,7 +262,7 @@ def test_two_ranks_have_the_objective_of_one(one_rank, model_path, other_model_p
             "deepspeed": {"zero_optimization": {"stage": 3}},
         },
     ]
-    results = run_on_two_ranks(model_path, objectives, tmp_path / "results.pt", repository, free_port)
+    results = learned_on_two_ranks(objectives)
     for each, result in zip(objectives, results, strict=True):
         learned, gradients, _ = learn(model_path, section(**{**each, "deepspeed": {}}), max_tokens=10_000)
         assert result["loss"] == pytest.approx(learned.measures.loss, abs=1e-6), each

@@ -1,5 +1,7 @@
 """The trainer's inlet on a real Redis: what is waited for, given up, read again."""
 
+import itertools
+
 import msgspec
 import pytest
 import redis
@@ -232,3 +234,16 @@ def test_a_redis_that_lost_the_run_is_a_sentence(new_reader, redis_client, keys)
     redis_client.delete(keys.trajectories)
     with pytest.raises(TrainingError, match="has lost them"):
         batch_of(new_reader(timeout_s=30))
+
+
+async def test_time_in_which_no_engine_serves_does_not_count_as_waiting(agents, new_reader):
+    pauses = itertools.chain([True] * 8, itertools.repeat(False))
+    asked = []
+
+    def is_paused():
+        asked.append(None)
+        return next(pauses)
+
+    with pytest.raises(TrainingError, match="must be ready within"):
+        new_reader(timeout_s=2.0).next_batch(0, progress=lambda *_: None, is_stopped=lambda: False, is_paused=is_paused)
+    assert len(asked) > 8, "the deadline began anew with each of them"

@@ -4,12 +4,15 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
+import redis
 
+from shared.errors import EngineError
 from shared.ledger import TrainingLedger
 from tests.trainer.run_support import BATCH_GROUPS, GROUP_SIZE, finished, lines, living_lineage
+from trainer import train
 
 
 def wait_for_update(process, number):
@@ -40,6 +43,19 @@ def test_bad_input_is_one_sentence_and_status_2(start, run_file, override, sente
     assert status == 2
     assert len(said) == 1
     assert sentence in said[0]
+
+
+@pytest.mark.parametrize("error", [redis.ConnectionError("gone"), redis.TimeoutError("gone"), EngineError("gone")])
+def test_what_was_there_and_went_away_is_no_bad_input_and_worth_another_start(run_file, monkeypatch, capsys, error):
+    @contextmanager
+    def training(run, stop):
+        raise error
+        yield
+
+    monkeypatch.setattr("trainer.startup.training", training)
+    monkeypatch.setattr("trainer.stopping.StopSignal.install", lambda stop: None)
+    assert train.main(["--config", str(run_file)]) == train.FAILED == 1
+    assert capsys.readouterr().err == "trainer: gone\n"
 
 
 @pytest.mark.stack
@@ -82,9 +98,10 @@ def test_a_run_with_corrections_and_an_adaptive_kl_goes_on_with_its_coefficient(
 
 @pytest.mark.stack
 @pytest.mark.timeout(240)
-def test_a_run_of_two_ranks_leaves_metrics_lineage_and_checkpoints(start, run_file, agents, hub, redis_client, keys, free_port):
-    deepspeed = (str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2", "--master_port", str(free_port))
-    status, _, errors = finished(start(run_file, launcher=deepspeed))
+def test_a_run_of_two_ranks_leaves_metrics_lineage_and_checkpoints(
+    start, run_file, agents, hub, redis_client, keys, deepspeed_on_two_ranks
+):
+    status, _, errors = finished(start(run_file, launcher=deepspeed_on_two_ranks))
     assert status == 0, errors
     assert hub.versions == [0, 1, 2, 3, 4]
     metrics = lines(run_file.parent / "metrics.jsonl")

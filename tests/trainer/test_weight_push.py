@@ -1,6 +1,7 @@
 """The exchange with the hub, over real HTTP and a real gloo group; the hub is scripted, to fail where it should."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -13,10 +14,22 @@ from shared.configuration import WeightPushSection
 from shared.errors import EngineError, WeightUpdateError
 from trainer import weight_push
 from trainer.hub_client import HubClient, NoEngineError
+from trainer.weight_buckets import WeightSource
 from trainer.weight_push import WeightPusher, reachable_address
 
 WEIGHTS = [("a.weight", torch.arange(12.0).reshape(3, 4)), ("b.weight", torch.ones(5))]
-COMMIT = {"version": 3, "pause_s": 0.05, "pause_call_s": 0.01, "load_s": 0.03, "resume_s": 0.01}
+SOURCE = WeightSource.of(WEIGHTS)
+COMMIT = {
+    "version": 3,
+    "engines": ["http://127.0.0.1:9"],
+    "left_out": {},
+    "is_verified": True,
+    "pause_s": 0.05,
+    "pause_call_s": 0.01,
+    "load_s": 0.03,
+    "verify_s": 0.0,
+    "resume_s": 0.01,
+}
 
 
 class Hub(ThreadingHTTPServer):
@@ -27,9 +40,12 @@ class Hub(ThreadingHTTPServer):
         self.script, self.folder = script, folder
         self.calls, self.refusals, self.engines = [], [], []
         self.num_groups = 0
+        self.world_size = 2
+        self.was_listening = []
         self.description = None
         self.listed = [{"id": "e", "url": "http://127.0.0.1:9", "state": "ready"}]
         self.notices = []
+        self.weights = {"version": 0, "epoch": "initial", "ready_engines": 0, "wanting_engines": []}
 
     @property
     def address(self):
@@ -45,17 +61,28 @@ class Hub(ThreadingHTTPServer):
             return 200, self.form_group(body)
         if path == "/weight_updates":
             return 200, {"update_id": "u1"}
+        if path.endswith("/ready"):
+            self.was_listening.append(self.is_trainer_listening())
         if path == "/engines":
             return 200, self.listed
-        return 200, COMMIT if path.endswith("/commit") else {"state": "loading"}
+        if path == "/weights":
+            return 200, self.weights
+        is_last = path.endswith("/buckets") and body["is_last"]
+        return 200, {"state": "committed", "report": COMMIT} if is_last else {"state": "loading"}
 
     def form_group(self, body):
         self.num_groups += 1
-        name = f"headrace-{body['epoch']}"
-        arguments = [body["master_address"], str(body["master_port"]), "1", "2", name, json.dumps(self.description)]
+        name = f"headrace-{body['epoch']}-{self.num_groups}"
+        self.master = (body["master_address"], body["master_port"])
+        arguments = [*map(str, self.master), "1", str(self.world_size), name, json.dumps(self.description)]
         output = self.folder / f"engine-{self.num_groups}.pt"
         self.engines.append(subprocess.Popen([sys.executable, str(self.script), *arguments, str(output)], stdin=subprocess.PIPE))
-        return {"group_name": name, "world_size": 2, "engines": [{"id": "e", "url": "http://127.0.0.1:9", "rank_offset": 1}]}
+        engines = [{"id": "e", "url": "http://127.0.0.1:9", "rank_offset": 1}]
+        return {"group_name": name, "world_size": self.world_size, "engines": engines}
+
+    def is_trainer_listening(self):
+        with socket.socket() as knock:
+            return knock.connect_ex(self.master) == 0
 
     def received(self):
         assert self.engines[-1].wait(60) == 0
@@ -105,8 +132,8 @@ def pusher(hub, one_rank, monkeypatch):
     pusher.close()
 
 
-def new_pusher(address, *, patience_s=30.0, notice=lambda _: None):
-    settings = WeightPushSection(backend="gloo", bucket_mib=1, timeout_s=30.0)
+def new_pusher(address, *, patience_s=30.0, timeout_s=30.0, notice=lambda _: None):
+    settings = WeightPushSection(backend="gloo", bucket_mib=1, timeout_s=timeout_s)
     return WeightPusher(
         HubClient(address, timeout_s=30.0),
         settings,
@@ -125,12 +152,13 @@ FORMED = ["GET engines", "POST weight_groups", "POST weight_groups ready"]
 
 
 def test_a_push_follows_the_exchange_and_every_bit_arrives(hub, pusher):
-    times = pusher.push(WEIGHTS, 3)
+    times = pusher.push(SOURCE, 3)
     buckets = ["POST weight_updates buckets", "POST weight_updates buckets"]
-    assert paths(hub) == [*FORMED, "POST weight_updates", *buckets, "POST weight_updates commit"]
-    assert hub.calls[3][3] == {"group_name": hub.calls[3][3]["group_name"], "version": 3, "mode": "in_place"}
+    assert paths(hub) == [*FORMED, "POST weight_updates", *buckets]
+    assert hub.calls[3][3] == {"group_name": hub.calls[3][3]["group_name"], "version": 3, "mode": "in_place", "rolling": False}
     bodies = [body for _, _, last, body in hub.calls if last == "buckets"]
     assert [body["is_last"] for body in bodies] == [False, True]
+    assert [body.get("commit") for body in bodies] == [None, {"checksums": {}}]
     assert all(body["load_format"] == "flattened_bucket" for body in bodies)
     received = hub.received()
     assert all(torch.equal(received[name], weight) for name, weight in WEIGHTS)
@@ -139,24 +167,25 @@ def test_a_push_follows_the_exchange_and_every_bit_arrives(hub, pusher):
 
 def test_the_group_is_kept_from_push_to_push(hub, pusher):
     hub.description *= 2
-    pusher.push(WEIGHTS, 3)
-    pusher.push(WEIGHTS, 4)
+    pusher.push(SOURCE, 3)
+    pusher.push(SOURCE, 4)
     assert hub.num_groups == 1
 
 
-def test_a_stale_group_is_formed_anew_under_another_epoch(hub, pusher):
-    pusher.push(WEIGHTS, 3)
+def test_a_stale_group_is_formed_anew_in_the_same_epoch(hub, pusher):
+    pusher.push(SOURCE, 3)
     hub.refusals.append(("/weight_updates", 409, {"detail": "an engine joined", "code": "group_stale"}))
-    pusher.push(WEIGHTS, 4)
+    pusher.push(SOURCE, 4)
     epochs = [body["epoch"] for method, first, last, body in hub.calls if (method, first, last) == ("POST", "weight_groups", "")]
-    assert len(set(epochs)) == 2
+    assert len(epochs) == 2
+    assert len(set(epochs)) == 1
     assert set(hub.received()) == {"a.weight", "b.weight"}
 
 
 def test_without_an_engine_the_trainer_waits_for_one(hub, pusher):
     hub.listed = [{"id": "e", "url": "http://127.0.0.1:9", "state": "joining", "problem": "it must be SGLang 0.5.23, got 0.4"}]
     hub.refusals += [("/weight_groups", 409, {"detail": "no engine", "code": "no_engine"})] * 7
-    pusher.push(WEIGHTS, 0)
+    pusher.push(SOURCE, 0)
     assert set(hub.received()) == {"a.weight", "b.weight"}
     [notice] = hub.notices
     assert notice.startswith("waiting for at most 30 s: one of the inference hub's 1 engines must be able to take weights")
@@ -168,13 +197,13 @@ def test_a_wait_for_engines_that_was_in_vain_ends_in_their_problems(hub, one_ran
     hub.refusals += [("/weight_groups", 409, {"detail": "no engine", "code": "no_engine"})] * 99
     pusher = new_pusher(hub.address, patience_s=0.0)
     with pytest.raises(NoEngineError, match="an engine must be registered at the inference hub, and none is; list it"):
-        pusher.push(WEIGHTS, 0)
+        pusher.push(SOURCE, 0)
     pusher.close()
 
 
 def test_a_failed_load_is_abandoned_and_the_whole_set_is_sent_again(hub, pusher):
     hub.refusals.append(("/weight_updates/u1/buckets", 502, {"detail": "engine e failed to load", "code": None}))
-    pusher.push(WEIGHTS, 3)
+    pusher.push(SOURCE, 3)
     assert "DELETE weight_updates u1" in paths(hub)
     assert hub.num_groups == 2
     assert set(hub.received()) == {"a.weight", "b.weight"}
@@ -185,14 +214,44 @@ def test_a_load_that_fails_every_time_ends_in_the_hubs_sentence(hub, pusher, mon
     hub.description = None  # Engines join, and never take part in a broadcast.
     hub.refusals += [("/weight_updates/u1/buckets", 502, {"detail": "engine e has no weight of that name", "code": None})] * 99
     with pytest.raises(WeightUpdateError, match="engine e has no weight of that name"):
-        pusher.push(WEIGHTS, 3)
+        pusher.push(SOURCE, 3)
     assert hub.num_groups == 2
+
+
+def test_a_gathering_is_gone_through_before_the_next_attempt_begins_one(hub, pusher, monkeypatch):
+    """Over ZeRO-3 the other ranks take part in it: two at a time would never end."""
+    monkeypatch.setattr(weight_push, "MAX_FAILURES", 2)
+    hub.description = None
+    hub.refusals += [("/weight_updates", 409, {"detail": "not now", "code": None})] * 99
+    moments = []
+
+    def gather():
+        moments.append("begins")
+        try:
+            for name in "abcd":
+                yield name, torch.ones(12)
+        finally:
+            moments.append("ends")
+
+    with pytest.raises(WeightUpdateError, match="not now"):
+        pusher.push(WeightSource(gather, 48), 3)
+    assert moments == ["begins", "ends"] * 2
+
+
+def test_engines_that_came_are_let_go_before_the_hub_is_asked_which_one_did_not(hub, one_rank, monkeypatch):
+    monkeypatch.setattr(weight_push, "MAX_FAILURES", 1)
+    hub.world_size = 3
+    pusher = new_pusher(hub.address, timeout_s=1.0)
+    with pytest.raises(WeightUpdateError, match="the 2 engine ranks did not all join"):
+        pusher.push(SOURCE, 3)
+    assert hub.was_listening == [False], "its store is what they wait at"
+    pusher.close()
 
 
 def test_a_hub_that_is_away_is_a_sentence(one_rank, free_port):
     pusher = new_pusher(f"http://127.0.0.1:{free_port}", patience_s=0.0)
     with pytest.raises(EngineError, match=f"the inference hub at http://127.0.0.1:{free_port} must answer GET /engines"):
-        pusher.push(WEIGHTS, 0)
+        pusher.push(SOURCE, 0)
     pusher.close()
 
 
@@ -200,8 +259,61 @@ def test_an_answer_that_is_not_the_hubs_is_a_sentence(hub, pusher, monkeypatch):
     monkeypatch.setattr(weight_push, "MAX_FAILURES", 1)
     hub.refusals.append(("/engines", 200, {"something": "else"}))
     with pytest.raises(WeightUpdateError, match="answered GET /engines with status 200"):
-        pusher.push(WEIGHTS, 0)
+        pusher.push(SOURCE, 0)
 
 
 def test_engines_on_this_machine_are_reached_by_loopback():
     assert reachable_address(["http://127.0.0.1:30000", "http://localhost:30001"]) == "127.0.0.1"
+
+
+def test_once_weights_were_pushed_no_engine_defers_a_push_and_the_next_question_makes_it(hub, pusher):
+    pusher.push(SOURCE, 3)
+    hub.listed = []
+    hub.refusals += [("/weight_updates", 409, {"detail": "an engine died", "code": "group_stale"})]
+    hub.refusals += [("/weight_groups", 409, {"detail": "no engine", "code": "no_engine"})]
+    assert pusher.push(SOURCE, 4).is_deferred
+    assert "version 4 waits for an engine" in hub.notices[-1]
+    assert not pusher.catch_up(SOURCE, 4)
+    hub.listed = [{"id": "e", "url": "http://127.0.0.1:9", "state": "syncing"}]
+    hub.weights |= {"version": 3, "wanting_engines": ["e"]}
+    assert pusher.catch_up(SOURCE, 4)
+    assert hub.calls[-1][2] == "buckets"
+    assert hub.calls[-1][3]["commit"] == {"checksums": {}}, "verified after a failure"
+    assert [body["engine_ids"] for _, first, last, body in hub.calls if (first, last) == ("weight_groups", "")] == [None] * 3
+
+
+def test_an_engine_that_joins_late_is_brought_up_alone(hub, pusher):
+    pusher.push(SOURCE, 3)
+    epoch = next(body["epoch"] for _, first, last, body in hub.calls if (first, last) == ("weight_groups", ""))
+    hub.weights = {"version": 3, "epoch": epoch, "ready_engines": 1, "wanting_engines": []}
+    num_calls = len(hub.calls)
+    assert pusher.catch_up(SOURCE, 3)
+    assert paths(hub)[num_calls:] == ["GET weights"]
+    hub.weights |= {"wanting_engines": ["e"]}
+    assert pusher.catch_up(SOURCE, 3)
+    forming = [body for _, first, last, body in hub.calls if (first, last) == ("weight_groups", "")][-1]
+    assert forming["engine_ids"] == ["e"]
+    assert set(hub.received()) == {"a.weight", "b.weight"}
+
+
+def test_a_push_whose_answer_was_lost_is_not_made_twice(hub, pusher):
+    hub.refusals.append(("/weight_updates", 409, {"detail": "version 3 is in force", "code": "already_in_force"}))
+    assert pusher.push(SOURCE, 3).pause_s == 0.0
+    assert "POST weight_updates buckets" not in paths(hub)
+
+
+def test_rolling_pushes_go_to_one_group_after_the_other(hub, one_rank, monkeypatch):
+    monkeypatch.setattr(weight_push, "MIB", 48)
+    hub.listed = [{"id": name, "url": "http://127.0.0.1:9", "state": "ready"} for name in ("x", "y", "z")]
+    settings = WeightPushSection(backend="gloo", bucket_mib=1, timeout_s=30.0, rolling_groups=2)
+    client = HubClient(hub.address, timeout_s=30.0)
+    cpu = torch.device("cpu")
+    pusher = WeightPusher(client, settings, dtype=torch.float32, device=cpu, patience_s=30.0, notice=hub.notices.append)
+    times = pusher.push(SOURCE, 3)
+    forming = [body for _, first, last, body in hub.calls if (first, last) == ("weight_groups", "")]
+    begun = [body for _, first, last, body in hub.calls if (first, last) == ("weight_updates", "")]
+    assert [body["engine_ids"] for body in forming] == [["x", "z"], ["y"]]
+    assert [(body["version"], body["rolling"]) for body in begun] == [(3, True)] * 2
+    assert len({body["group_name"] for body in begun}) == 2
+    assert times.pause_s == 2 * COMMIT["pause_s"]
+    pusher.close()

@@ -10,22 +10,15 @@ import pytest
 import torch
 
 from shared.errors import WeightUpdateError
-from trainer.weight_transport import GLOO_INTERFACE, WeightGroup, flatten, listen, listening_at
+from tests.trainer.engine_peer import join as join_group
+from tests.trainer.weights import buckets_of, weights
+from trainer.weight_transport import GLOO_INTERFACE, AbandonedRendezvous, WeightGroup, listen, listening_at
 
 TIMEOUT = timedelta(seconds=60)
 
 
-def weights():
-    generator = torch.Generator().manual_seed(5)
-    return [(f"layers.{index}.weight", torch.randn(3 + index, 5, generator=generator)) for index in range(6)]
-
-
 def describe(buckets):
     return buckets and [{"names": bucket.names, "dtypes": bucket.dtypes, "shapes": bucket.shapes} for bucket in buckets]
-
-
-def buckets_of(dtype, bucket_bytes=120):
-    return flatten(weights(), dtype=dtype, bucket_bytes=bucket_bytes, device=torch.device("cpu"))
 
 
 @pytest.fixture
@@ -49,29 +42,6 @@ def engines(repository):
         process.wait()
 
 
-def test_buckets_keep_order_and_stay_under_their_size():
-    buckets = buckets_of(torch.float32)
-    assert [name for bucket in buckets for name in bucket.names] == [name for name, _ in weights()]
-    assert all(len(bucket.data) <= 120 or len(bucket.names) == 1 for bucket in buckets)
-    assert len(buckets) > 1
-
-
-def test_flattened_bytes_are_the_tensors_one_after_the_other():
-    first, second = torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])
-    (bucket,) = flatten([("a", first), ("b", second)], dtype=torch.bfloat16, bucket_bytes=100, device=torch.device("cpu"))
-    assert bucket.names == ("a", "b")
-    assert bucket.dtypes == ("bfloat16", "bfloat16")
-    assert bucket.shapes == ((1, 2), (1,))
-    assert torch.equal(bucket.data.view(torch.bfloat16), torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16))
-
-
-def test_later_changes_of_a_weight_do_not_reach_its_bucket():
-    weight = torch.ones(4)
-    (bucket,) = flatten([("a", weight)], dtype=torch.float32, bucket_bytes=100, device=torch.device("cpu"))
-    weight.zero_()
-    assert torch.equal(bucket.data.view(torch.float32), torch.ones(4))
-
-
 def test_two_engines_receive_every_tensor_bit_for_bit(one_rank, engines, tmp_path):
     store = listen("127.0.0.1", timeout=TIMEOUT)
     buckets = buckets_of(torch.float32)
@@ -85,6 +55,15 @@ def test_two_engines_receive_every_tensor_bit_for_bit(one_rank, engines, tmp_pat
     for output in outputs:
         received = torch.load(output)
         assert all(torch.equal(received[name], weight) for name, weight in weights())
+
+
+def test_engines_that_come_to_an_abandoned_rendezvous_are_let_go_long_before_their_deadline(one_rank):
+    port = listen("127.0.0.1", timeout=TIMEOUT).port
+    abandoned = AbandonedRendezvous("127.0.0.1", port)
+    for name in ("late", "later"):
+        with pytest.raises(RuntimeError, match="Connection was likely closed"):
+            join_group("127.0.0.1", port, 1, 2, name, timeout=timedelta(minutes=30))
+    abandoned.close()
 
 
 def test_an_engine_that_dies_fails_the_broadcast_and_a_new_group_serves(one_rank, engines, tmp_path):

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from services.standalone import printing
 from services.standalone.connections import RefusedError, ServiceApi, UnreachableError
 from services.standalone.doctor.finding import Finding, ok, problem, warning
+from shared.agents_token import agents_access
 from shared.hub_tokens import hub_tokens
 
 TIMEOUT_S: Final = 15.0
@@ -73,7 +74,7 @@ def look_at_agents(address: str) -> Part:
         books = api.get("/status")["books"]
         return f"{printing.counted(books['running'], 'group')} running, {books['ready']} ready, {books['trained']} trained"
 
-    return _look("agents", "env_agents.port", address, asked)
+    return _look("agents", "env_agents.port", address, asked, access=agents_access())
 
 
 def port_at(url: str) -> Port:

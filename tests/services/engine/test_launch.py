@@ -69,6 +69,7 @@ def test_stand_ins_are_first_on_the_path_of_a_cpu_engine():
     assert environment["PYTHONPATH"] == f"{CPU_STAND_INS}:/mine"
     assert environment["SGLANG_USE_CPU_ENGINE"] == "1"
     assert environment["HOME"] == "/home/me"
+    assert environment["THP_MEM_ALLOC_ENABLE"] == "1"
 
 
 def test_gpu_engine_sees_no_stand_ins():

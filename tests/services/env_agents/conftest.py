@@ -31,9 +31,11 @@ from services.env_agents.holds import held
 from services.env_agents.loading import EnvironmentLoader
 from services.env_agents.metrics import AgentMetrics
 from services.env_agents.registry import EnvironmentRegistry
+from services.env_agents.remote_hosts import RemoteHosts, remote_session
 from services.env_agents.rendering import ChatRenderer
 from services.env_agents.rollout_loop import REDIS_AWAY, RolloutLoop, RolloutSettings
 from services.env_agents.running_group import GroupRules
+from shared.configuration import EnvAgentsSection
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec
 from shared.keys import Keys
 from shared.ledger import AdmissionLedger
@@ -112,7 +114,8 @@ async def hub(tokenizer) -> AsyncIterator[FakeHub]:
 
 @pytest.fixture
 async def http_session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession() as session:
+    """For the hub, and as agents connect to remote environments on this machine."""
+    async with remote_session(RemoteHosts(EnvAgentsSection().environment_hosts)) as session:
         yield session
 
 
@@ -152,7 +155,8 @@ def application(registry, agent, renderer, redis_async, keys) -> FastAPI:
 
 @pytest.fixture
 async def http(application) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://agents") as client:
+    transport, headers = httpx.ASGITransport(application), {"Content-Type": "application/json"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://agents", headers=headers) as client:
         yield client
 
 

@@ -1,8 +1,12 @@
+import asyncio
+import json
 import re
 
 import msgspec
 import pytest
 
+from services.env_agents import control
+from services.env_agents.control import MAX_BODY_BYTES
 from services.env_agents.documentation import openapi
 from services.env_agents.episode_statistics import RunStatistics
 from shared import trajectory as trajectories
@@ -67,6 +71,18 @@ BAD_REQUESTS = [
     (*REGISTER, {"name": "x", "import_path": "os:system"}, 403, "must be inside env_agents.import_allowlist (examples, gymnasium)"),
     (*REGISTER, {"name": "x", "url": "10.0.0.9"}, 422, "url must start with ws://, wss://, http:// or https://, got '10.0.0.9'"),
     (*REGISTER, {"name": "x", "url": "ws://127.0.0.1:9", "execution": "thread"}, 422, "execution 'thread' is for import_path"),
+    (
+        *REGISTER,
+        {"name": "x", "url": "ws://10.0.0.9:8900"},
+        403,
+        "env_agents.environment_hosts admits (127.0.0.0/8, ::1/128), got '10.0.0.9'",
+    ),
+    (
+        *REGISTER,
+        {"name": "x", "url": "http://169.254.169.254/latest"},
+        403,
+        "'169.254.169.254' is link-local, where clouds have their",
+    ),
     (*REGISTER, {"name": "x", "url": "ws://127.0.0.1:9"}, 502, "an OpenEnv server must answer at ws://127.0.0.1:9"),
     (*REGISTER, {**CALCULATOR, "weight": 9}, 409, "exists with another spec; PATCH it"),
     (
@@ -161,13 +177,52 @@ def test_refusals_that_happen_are_the_ones_that_are_documented():
     documented = {
         (operation.method.upper(), operation.path, status) for operation in operations(openapi()) for status in operation.refusals
     }
-    assert {refusal for refusal in documented if refusal[2] != 503} == happen | {("PATCH", "/environments/{name}", 502)}
+    elsewhere = {401, 408, 413, 415, 503}
+    assert {refusal for refusal in documented if refusal[2] not in elsewhere} == happen | {("PATCH", "/environments/{name}", 502)}
 
 
-@pytest.mark.parametrize("content", [b"name: calculator", b'{"name": "\xff"}'])
+@pytest.mark.parametrize("content", [b"name: calculator", b'{"name": "\xff"}', b"[" * 100_000, b""])
 async def test_body_that_is_not_json_is_answered_with_a_sentence(http, content):
     answer = await http.post("/environments", content=content)
     assert (answer.status_code, "must be a JSON object" in answer.json()["detail"]) == (422, True)
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_a_body_that_any_page_in_a_browser_could_send_is_refused(http, media_type):
+    answer = await http.post("/environments", content=json.dumps(CALCULATOR), headers={"Content-Type": media_type})
+    assert (answer.status_code, "Content-Type: application/json" in answer.json()["detail"]) == (415, True)
+    assert (await http.get("/environments")).json() == []
+
+
+async def test_a_body_without_end_is_refused_at_its_bound(http):
+    sent = 0
+
+    async def endless():
+        nonlocal sent
+        while True:
+            sent += 2**16
+            yield b" " * 2**16
+
+    answer = await http.post("/environments", content=endless())
+    assert (answer.status_code, f"at most {MAX_BODY_BYTES} bytes" in answer.json()["detail"]) == (413, True)
+    assert sent <= MAX_BODY_BYTES + 2**17
+
+
+async def test_a_body_that_does_not_come_is_given_up(http, monkeypatch):
+    monkeypatch.setattr(control, "BODY_TIMEOUT_S", 0.05)
+
+    async def stalled():
+        yield b"{"
+        await asyncio.Event().wait()
+
+    answer = await http.post("/environments", content=stalled())
+    assert (answer.status_code, "must be there within 0.05 s" in answer.json()["detail"]) == (408, True)
+
+
+async def test_a_dataset_path_that_no_file_can_have_is_a_sentence(http):
+    tasks = {"kind": "jsonl", "path": "rows\0.jsonl"}
+    answer = await http.post("/environments", json={**CALCULATOR, "tasks": tasks})
+    assert (answer.status_code, "tasks.path must be a file of JSON lines" in answer.json()["detail"]) == (422, True)
 
 
 async def test_statistics_are_the_runs_whichever_process_is_asked(http, redis_async, keys):

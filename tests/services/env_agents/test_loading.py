@@ -4,15 +4,17 @@ from examples.calculator import Calculator
 from services.env_agents.environment import Environment
 from services.env_agents.environment_threads import ThreadedEnvironment
 from services.env_agents.gymnasium_adapter import GymnasiumEnvironment
-from services.env_agents.loading import EnvironmentLoader, NotAllowedError, check_allowed, import_environment
+from services.env_agents.loading import EnvironmentLoader, NotAllowedError, check_allowed, import_environment, import_reward
 from services.env_agents.openenv import UnreachableEnvironmentError
 from shared.environment_spec import EnvironmentSpec, JsonlTasks, ParquetTasks
 from shared.errors import ConfigurationError
 
+ALLOWED = ("examples", "gymnasium", "raises_on_import")
+
 
 def test_classes_of_the_interface_are_made_with_their_arguments():
-    assert isinstance(import_environment("examples.calculator:Calculator", {})(), Calculator)
-    assert import_environment("examples.lookup_chain:LookupChain", {"max_links": 2})().max_links == 2
+    assert isinstance(import_environment("examples.calculator:Calculator", {}, ALLOWED)(), Calculator)
+    assert import_environment("examples.lookup_chain:LookupChain", {"max_links": 2}, ALLOWED)().max_links == 2
 
 
 @pytest.mark.parametrize(
@@ -20,7 +22,7 @@ def test_classes_of_the_interface_are_made_with_their_arguments():
     [("gymnasium:make", {"id": "FrozenLake-v1"}), ("gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv", {"is_slippery": False})],
 )
 def test_gymnasium_environments_are_adapted(import_path, arguments):
-    assert isinstance(import_environment(import_path, arguments)(), GymnasiumEnvironment)
+    assert isinstance(import_environment(import_path, arguments, ALLOWED)(), GymnasiumEnvironment)
 
 
 @pytest.mark.parametrize(
@@ -34,14 +36,24 @@ def test_gymnasium_environments_are_adapted(import_path, arguments):
 )
 def test_what_cannot_be_imported_is_a_sentence(import_path, arguments, message):
     with pytest.raises(ConfigurationError, match=message):
-        import_environment(import_path, arguments)
+        import_environment(import_path, arguments, ALLOWED)
 
 
 def test_module_that_raises_on_import_is_a_sentence(tmp_path, monkeypatch):
     (tmp_path / "raises_on_import.py").write_text("raise RuntimeError('no licence')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigurationError, match="failed to import: RuntimeError: no licence"):
-        import_environment("raises_on_import:Environment", {})
+        import_environment("raises_on_import:Environment", {}, ALLOWED)
+
+
+@pytest.mark.parametrize("kind", ["environment", "reward"])
+@pytest.mark.parametrize("name", ["run", "system", "Popen"])
+def test_what_an_allowed_module_imports_itself_is_not_its_own_to_offer(tmp_path, monkeypatch, kind, name):
+    (tmp_path / "offers_others.py").write_text("from os import system\nfrom subprocess import Popen, run\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    load = {"environment": import_environment, "reward": import_reward}[kind]
+    with pytest.raises(NotAllowedError, match=r"must name something defined inside env_agents\.import_allowlist \(offers_others\)"):
+        load(f"offers_others:{name}", {}, ["offers_others"])
 
 
 @pytest.mark.parametrize("import_path", ["os:system", "examples_of_mine:Calculator", "example:Calculator"])

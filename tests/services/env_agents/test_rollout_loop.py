@@ -301,12 +301,13 @@ async def test_episodes_of_a_discarded_group_end_at_once_with_their_requests_to_
     never.set()
 
 
-async def test_endings_are_followed_again_after_redis_was_away(run_loop, register, training, redis_client, keys, gate):
+async def test_endings_are_followed_again_after_redis_was_away(run_loop, register, training, redis_client, redis_url, keys, gate):
     await register()
     gate.let(0)
     loop, _, _ = await run_loop(lease_s=3600)
     await wait_until(lambda: loop.num_episodes_in_flight == 16, description="everything runs")
-    redis_client.client_kill_filter(_type="pubsub")
+    with redis.Redis.from_url(redis_url, username="operator", password="") as operator:
+        operator.client_kill_filter(_type="pubsub")
     await wait_until(lambda: redis_client.pubsub_numsub(keys.endings)[0][1] == 1, description="it listens again")
     [group_id, *_] = [group_id.decode() for group_id in redis_client.hkeys(keys.groups)]
     training.discard([group_id], DiscardReason.STALE, requeue=False)
@@ -316,7 +317,6 @@ async def test_endings_are_followed_again_after_redis_was_away(run_loop, registe
 async def test_a_redis_user_without_channels_cancels_at_lease_renewals(
     run_loop, register, training, redis_client, redis_url, keys, gate
 ):
-    redis_client.acl_setuser("narrow", enabled=True, nopass=True, keys=["*"], commands=["+@all"], reset_channels=True)
     narrow = redis.asyncio.Redis.from_url(redis_url, username="narrow", password="")
     async with narrow as client:
         await register()
@@ -329,7 +329,6 @@ async def test_a_redis_user_without_channels_cancels_at_lease_renewals(
         await wait_until(lambda: group_id not in loop._group_by_id, description="the lease told")
         loop.stop()
         await task
-    redis_client.acl_deluser("narrow")
 
 
 async def test_the_ledger_knows_from_when_on_a_group_samples(run_loop, register, training, gate):

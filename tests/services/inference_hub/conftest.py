@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,6 +19,8 @@ from services.inference_hub.hub import Hub, open_hub
 from services.inference_hub.server import server_settings
 from shared.configuration import Configuration, EnginesSection, InferenceHubSection, RunSection, TrainerSection
 from shared.keys import Keys
+
+VOCABULARY = 10**6
 
 
 @dataclass
@@ -43,6 +46,9 @@ class FakeEngine:
     def __init__(self) -> None:
         self.url = ""
         self.version = "0.5.23"
+        self.model_type = "qwen3"
+        self.max_prompt_tokens: int | None = None
+        self.context_tokens: int | None = None
         self.label = "0"
         self.max_running_requests = 0
         self.is_paused = False
@@ -51,6 +57,7 @@ class FakeEngine:
         self.requests: list[dict[str, Any]] = []
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.refusals: dict[str, str] = {}
+        self.checksums = {"w": "01"}
         self.hanging: set[str] = set()
         self.aborted = asyncio.Event()
         self.received = asyncio.Event()
@@ -67,6 +74,7 @@ class FakeEngine:
                 web.get("/server_info", self._server_info),
                 web.get("/ready", self._ready),
                 web.get("/v1/loads", self._loads),
+                web.get("/v1/models", self._models),
                 web.post("/{path}", self._control),
             ]
         )
@@ -82,6 +90,10 @@ class FakeEngine:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if "token_ids_logprob" in body:
+            beyond = body["token_ids_logprob"][0]
+            message = f"token_ids_logprob contains out-of-vocabulary token id {beyond}; valid range is [0, {VOCABULARY})."
+            return web.json_response({"error": {"message": message}}, status=400)
         self.requests.append(body)
         plan = self.plans.popleft() if self.plans else Plan()
         self.received.set()
@@ -122,14 +134,18 @@ class FakeEngine:
         return web.Response()
 
     async def _model_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"weight_version": self.label})
+        return web.json_response({"weight_version": self.label, "model_type": self.model_type})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"max_model_len": self.context_tokens}]})
 
     async def _server_info(self, request: web.Request) -> web.Response:
         if self.hanging:
             await self._stopping.wait()
         states = [{"effective_max_running_requests_per_dp": 4}]
         described = {"version": self.version, "tp_size": 1, "dp_size": 1}
-        return web.json_response({**described, "internal_states": states, "max_total_num_tokens": 1000})
+        sizes = {"max_total_num_tokens": 1000, "max_req_input_len": self.max_prompt_tokens}
+        return web.json_response({**described, "internal_states": states, **sizes})
 
     async def _loads(self, request: web.Request) -> web.Response:
         return web.json_response({"loads": [{"max_running_requests": self.max_running_requests}]})
@@ -150,8 +166,10 @@ class FakeEngine:
             self.is_paused = path == "pause_generation"
         if path in ("begin_weight_update", "end_weight_update"):
             self.in_session = path == "begin_weight_update"
-        if path == "update_weights_from_distributed" and payload["weight_version"] is not None:
+        if path.startswith("update_weights_from_") and payload["weight_version"] is not None:
             self.label = payload["weight_version"]
+        if path == "weights_checker":
+            return web.json_response({"success": True, "ranks": [{"checksums": self.checksums}]})
         return web.json_response({"success": True, "message": "Success"})
 
     def _refusal(self, path: str) -> str | None:
@@ -186,6 +204,9 @@ class Served:
         body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": max_new_tokens}}
         return await self.post("/generate", body, **options)
 
+    async def until_ready(self, num_engines: int) -> None:
+        await self.wait_until(lambda: len(self.hub.registry.routable) == num_engines, description="all engines are ready")
+
     async def wait_until(self, is_true: Callable[[], bool], *, description: str) -> None:
         try:
             async with asyncio.timeout(20):
@@ -204,30 +225,33 @@ class Trainer:
     group_name: str = ""
     epoch: str = field(default="epoch-1")
 
-    async def form_group(self, epoch: str = "epoch-1") -> tuple[int, Any]:
+    async def form_group(self, epoch: str = "epoch-1", **options: Any) -> tuple[int, Any]:
         self.epoch = epoch
-        status, group = await self.served.post(
-            "/weight_groups", {"epoch": epoch, "master_address": "127.0.0.1", "master_port": self.port, "backend": "gloo"}
-        )
+        body = {"epoch": epoch, "master_address": "127.0.0.1", "master_port": self.port, "backend": "gloo", **options}
+        status, group = await self.served.post("/weight_groups", body)
         if status == 200:
             self.group_name = group["group_name"]
             await self.served.post(f"/weight_groups/{self.group_name}/ready")
         return status, group
 
-    async def begin(self, version: int, mode: str = "in_place") -> tuple[int, Any]:
-        return await self.served.post("/weight_updates", {"group_name": self.group_name, "version": version, "mode": mode})
+    async def begin(self, version: int, mode: str = "in_place", *, rolling: bool = False) -> tuple[int, Any]:
+        body = {"group_name": self.group_name, "version": version, "mode": mode, "rolling": rolling}
+        return await self.served.post("/weight_updates", body)
 
-    async def load(self, update_id: str, *, is_last: bool) -> tuple[int, Any]:
-        bucket = {"names": ["w"], "dtypes": ["float32"], "shapes": [[2]], "load_format": None, "is_last": is_last}
+    async def load(self, update_id: str, *, is_last: bool, **bucket: Any) -> tuple[int, Any]:
+        bucket = {"is_last": is_last, **(bucket or {"names": ["w"], "dtypes": ["float32"], "shapes": [[2]]})}
         return await self.served.post(f"/weight_updates/{update_id}/buckets", bucket)
 
-    async def push(self, version: int, mode: str = "in_place") -> tuple[int, Any]:
-        status, begun = await self.begin(version, mode)
+    async def push(
+        self, version: int, mode: str = "in_place", *, rolling: bool = False, checksums: dict[str, str] | None = None
+    ) -> tuple[int, Any]:
+        status, begun = await self.begin(version, mode, rolling=rolling)
         assert status == 200, begun
         for is_last in (False, True):
             status, loaded = await self.load(begun["update_id"], is_last=is_last)
-            assert status == 200, loaded
-        return await self.served.post(f"/weight_updates/{begun['update_id']}/commit")
+            if status != 200:
+                return status, loaded
+        return await self.served.post(f"/weight_updates/{begun['update_id']}/commit", {"checksums": checksums})
 
 
 class EngineStarter:
@@ -266,10 +290,12 @@ def serve_hub(redis_url: str, keys: Keys) -> Callable[..., Any]:
     """A context manager that serves a hub of the test's run; entering it again is a restart."""
 
     @asynccontextmanager
-    async def serve(*urls: str, discovery: tuple[str, ...] = (), **section: Any) -> AsyncIterator[Served]:
+    async def serve(
+        *urls: str, discovery: tuple[str, ...] = (), model_path: Path = Path("unused"), **section: Any
+    ) -> AsyncIterator[Served]:
         section = {"probe_interval_s": 0.05, "generate_timeout_s": 30.0, "weight_update_timeout_s": 20.0} | section
         configuration = Configuration(
-            run=RunSection(id=keys.run_id, directory="unused", model_path="unused"),
+            run=RunSection(id=keys.run_id, directory="unused", model_path=str(model_path)),
             engines=EnginesSection(urls=urls, discovery=discovery),
             inference_hub=InferenceHubSection(**section),
             trainer=TrainerSection(num_updates=1),
@@ -298,6 +324,24 @@ async def listening_port() -> AsyncIterator[int]:
 @pytest.fixture
 def make_trainer(listening_port: int) -> Callable[[Served], Trainer]:
     return lambda served: Trainer(served, listening_port)
+
+
+@pytest.fixture
+def weight_group(
+    serve_hub: Callable[..., Any], start_engine: EngineStarter, make_trainer: Callable[[Served], Trainer]
+) -> Callable[[], Any]:
+    """A context manager: a hub, its one engine, which is ready, and a trainer that has formed a group with it."""
+
+    @asynccontextmanager
+    async def formed() -> AsyncIterator[tuple[Served, FakeEngine, Trainer]]:
+        engine = await start_engine()
+        async with serve_hub(engine.url) as served:
+            await served.until_ready(1)
+            trainer = make_trainer(served)
+            await trainer.form_group()
+            yield served, engine, trainer
+
+    return formed
 
 
 @pytest.fixture

@@ -26,6 +26,38 @@ def test_calls_are_counted_by_engine_and_environment():
     assert registry.get_sample_value("headrace_hub_completed_calls_total", {"engine": "e", "environment": "b"}) == 1
 
 
+def test_waits_are_counted_by_environment_and_those_of_no_gate_are_not_held():
+    statistics = CallStatistics()
+    statistics.waited("a", held_s=2.0, queued_s=0.5)
+    statistics.waited("a", held_s=0.0, queued_s=1.5)
+    registry = collected(statistics)
+    found = {
+        name: registry.get_sample_value(f"headrace_hub_{name}", {"environment": "a"})
+        for name in ("hold_seconds_sum", "hold_seconds_count", "queue_seconds_sum", "queue_seconds_count")
+    }
+    assert found == {"hold_seconds_sum": 2.0, "hold_seconds_count": 1, "queue_seconds_sum": 2.0, "queue_seconds_count": 2}
+
+
+def test_failed_attempts_are_counted_by_engine_environment_and_reason():
+    statistics = CallStatistics()
+    for reason in ("cut", "cut", "aborted"):
+        statistics.failed("e", "a", reason)
+    registry = collected(statistics)
+    labels = {"engine": "e", "environment": "a"}
+    assert registry.get_sample_value("headrace_hub_attempt_failures_total", labels | {"reason": "cut"}) == 2
+    assert registry.get_sample_value("headrace_hub_attempt_failures_total", labels | {"reason": "aborted"}) == 1
+
+
+def test_first_tokens_are_timed_where_the_engine_tells():
+    statistics = CallStatistics()
+    for first_token_s in (0.25, None):
+        statistics.answered("e", "a", prompt_tokens=1, cached_tokens=0, output_tokens=1, engine_s=1, first_token_s=first_token_s)
+    registry = collected(statistics)
+    labels = {"engine": "e", "environment": "a"}
+    assert registry.get_sample_value("headrace_hub_first_token_seconds_sum", labels) == 0.25
+    assert registry.get_sample_value("headrace_hub_first_token_seconds_count", labels) == 1
+
+
 def test_what_the_hub_adds_has_buckets_below_a_millisecond():
     statistics = CallStatistics()
     for seconds in (0.00005, 0.0004, 0.0006):
@@ -38,7 +70,9 @@ def test_what_the_hub_adds_has_buckets_below_a_millisecond():
 def test_an_engine_that_is_gone_has_no_metrics():
     statistics = CallStatistics()
     statistics.answered("e", "a", prompt_tokens=1, cached_tokens=0, output_tokens=1, engine_s=1)
+    statistics.failed("e", "a", "cut")
     statistics.forget("e")
+    assert "e" not in str([family.samples for family in statistics.collect() if family.name == "headrace_hub_attempt_failures"])
     assert collected(statistics).get_sample_value("headrace_hub_completed_calls_total", {"engine": "e", "environment": "a"}) is None
 
 

@@ -105,4 +105,4 @@ async def test_a_trainer_of_another_run_is_refused_before_it_touches_an_engine(s
         status, refusal = await served.post("/weight_groups", {**master, "run_id": "another"})
         assert (status, refusal["code"]) == (409, "other_run")
         assert f"must be of the hub's run, '{served.hub.run_id}', got one of 'another'" in refusal["detail"]
-        assert (await served.get("/status"))[1]["weight_group"] is None
+        assert (await served.get("/status"))[1]["weight_groups"] == []

@@ -1,6 +1,7 @@
 """Late binding without engines: who gets a place, in which order, and that nobody is lost."""
 
 from dataclasses import dataclass, field
+from itertools import count
 
 import pytest
 from hypothesis import given
@@ -48,22 +49,39 @@ class Desk:
         self.bound: list[tuple[str, str]] = []
         self.running: dict[str, tuple[Engine, Arrival]] = {}
         self.waiters: dict[str, Waiter[Engine]] = {}
+        self._numbers = count(1)
 
     def arrive(
         self, name: str, session: str | None = None, *, environment: str = "a", prompt: int = 10, cost: int = 20, validation=False
     ) -> None:
-        call = Arrival(session, environment, validation, prompt, cost)
+        self._arrive(name, Arrival(next(self._numbers), session, environment, validation, prompt, cost), frozenset())
 
+    def fail(self, name: str) -> None:
+        """The engine fails on the call, which asks for another one."""
+        engine, call = self.running.pop(name)
+        self.dispatcher.done(engine, call)
+        self._arrive(name, call, frozenset({engine.id}))
+
+    def _arrive(self, name: str, call: Arrival, avoided_ids: frozenset[str]) -> None:
         def bind(engine: Engine) -> None:
             assert name not in self.running
             self.bound.append((name, engine.id))
             self.running[name] = (engine, call)
 
-        arrived = self.dispatcher.arrive(call, bind)
+        arrived = self.dispatcher.arrive(call, bind, avoided_ids=avoided_ids)
         if isinstance(arrived, Engine):
             bind(arrived)
         else:
             self.waiters[name] = arrived
+
+    def close(self) -> None:
+        """No engine may take calls, as during a weight update."""
+        self._closed, self.engines = self.engines, []
+        self.dispatcher.engines_changed()
+
+    def open(self) -> None:
+        self.engines = self._closed
+        self.dispatcher.engines_changed()
 
     def finish(self, name: str, num_tokens: int = 5) -> None:
         engine, call = self.running.pop(name)
@@ -157,6 +175,125 @@ def test_calls_that_waited_for_an_engine_that_is_gone_go_anywhere():
     assert desk.order[-1] == "turn 2"
 
 
+def test_calls_that_no_engine_might_take_go_in_the_order_of_all_waiting_calls():
+    desk = Desk(Engine("e0", 1))
+    desk.arrive("turn 1", "s")
+    desk.finish("turn 1")
+    desk.close()
+    desk.arrive("new a1", "t1", environment="a")
+    desk.arrive("new a2", "t2", environment="a")
+    desk.arrive("new b1", "t3", environment="b")
+    desk.arrive("turn 2", "s", environment="a")
+    desk.arrive("validation", "v", environment="a", validation=True)
+    assert not desk.running
+    desk.open()
+    for name in ("validation", "turn 2", "new a1", "new a2", "new b1"):
+        assert list(desk.running) == [name]
+        desk.finish(name)
+
+
+def test_environments_share_what_opens_at_once():
+    desk = Desk(Engine("e0", 2))
+    desk.close()
+    for name in ("a1", "a2", "b1"):
+        desk.arrive(name, environment=name[0])
+    desk.open()
+    assert sorted(desk.running) == ["a1", "b1"]
+
+
+def test_a_crowd_that_no_engine_might_take_is_spread_over_all_engines():
+    desk = Desk(*(Engine(f"e{index}", 100) for index in range(4)))
+    desk.close()
+    for index in range(40):
+        desk.arrive(f"call {index}")
+    desk.open()
+    assert [engine.num_outstanding_calls for engine in desk.engines] == [10] * 4
+
+
+def test_a_turn_goes_back_to_the_engine_with_its_prefix_when_calls_are_let_through_again():
+    desk = Desk(*(Engine(f"e{index}", 100) for index in range(4)))
+    for index in range(8):
+        desk.arrive(f"turn 1 of {index}", f"s{index}")
+    homes = {name.split()[-1]: engine_id for name, engine_id in desk.bound}
+    for name in list(desk.running):
+        desk.finish(name)
+    desk.close()
+    for index in reversed(range(8)):
+        desk.arrive(f"turn 2 of {index}", f"s{index}")
+    desk.open()
+    assert {name.split()[-1]: engine_id for name, engine_id in desk.bound[8:]} == homes
+
+
+def test_turns_of_one_engine_are_not_all_let_into_it_while_others_are_idle():
+    desk = Desk(Engine("e0", 100), Engine("e1", 100))
+    away = desk.engines.pop()
+    for index in range(20):
+        desk.arrive(f"turn 1 of {index}", f"s{index}")
+    for name in list(desk.running):
+        desk.finish(name)
+    desk.engines.append(away)
+    desk.close()
+    for index in range(20):
+        desk.arrive(f"turn 2 of {index}", f"s{index}")
+    desk.open()
+    assert len(desk.running) == 20
+    assert away.num_outstanding_calls >= 7  # Bounded load: the other has at most 1.25 times the mean, and one more.
+
+
+def test_a_call_that_failed_keeps_its_place_in_the_order():
+    desk = Desk(Engine("e0", 2))
+    desk.arrive("first")
+    desk.arrive("second")
+    desk.arrive("third")
+    desk.close()
+    desk.fail("second")
+    desk.fail("first")
+    desk.open()
+    assert list(desk.running) == ["first", "second"]
+
+
+def test_those_that_waited_for_an_engine_that_is_gone_are_before_younger_ones():
+    engines = [Engine("e0", 1), Engine("e1", 1)]
+    desk = Desk(*engines)
+    desk.arrive("turn 1", "s", validation=True)
+    home = desk.bound[0][1]
+    desk.finish("turn 1")
+    desk.arrive("x")
+    desk.arrive("y")
+    desk.arrive("older", "s", validation=True)
+    desk.arrive("younger", validation=True)
+    desk.engines = [engine for engine in engines if engine.id != home]
+    desk.dispatcher.engines_changed()
+    desk.finish(next(name for name, (engine, _) in desk.running.items() if engine.id != home))
+    assert desk.order[-1] == "older"
+
+
+def test_an_engine_that_failed_on_a_call_gets_it_again_only_while_no_other_has_a_place():
+    desk = Desk(Engine("e0", 1), Engine("e1", 1))
+    desk.arrive("call")
+    failed = desk.bound[0][1]
+    desk.fail("call")
+    assert desk.bound[1][1] != failed
+    desk.fail("call")
+    assert desk.bound[2][1] == failed
+    desk.arrive("x")
+    desk.fail("call")
+    assert desk.bound[4] == ("call", failed)
+
+
+def test_who_avoids_an_engine_keeps_nobody_else_from_it():
+    desk = Desk(Engine("e0", 2), Engine("e1", 2))
+    desk.arrive("call")
+    failed = desk.bound[0][1]
+    desk.close()
+    desk.fail("call")
+    for index in range(3):
+        desk.arrive(f"other {index}")
+    desk.open()
+    assert len(desk.running) == 4
+    assert dict(desk.bound[1:])["call"] != failed
+
+
 def test_no_episode_begins_where_running_ones_fill_the_cache():
     desk = Desk(Engine("e0", 100, cache_tokens=1_000))
     desk.arrive("r", "r", prompt=500, cost=900)
@@ -205,6 +342,7 @@ actions = st.lists(
         st.tuples(st.just("revive"), st.integers(0, 2)),
         st.tuples(st.just("end"), st.integers(0, 5)),
         st.tuples(st.just("retract"), st.integers(0, 2)),
+        st.tuples(st.just("fail"), st.integers(0, 50)),
     ),
     max_size=60,
 )
@@ -226,7 +364,9 @@ def test_no_call_is_lost_or_bound_twice_and_no_place_leaks(history):
                 name = sorted(desk.running)[index % len(desk.running)]
                 desk.finish(name)
                 finished.add(name)
-            case ("leave", index) if waiting := [name for name in desk.waiters if name not in desk.order and name not in gone]:
+            case ("fail", index) if desk.running:
+                desk.fail(sorted(desk.running)[index % len(desk.running)])
+            case ("leave", index) if waiting := sorted(set(desk.waiters) - set(desk.running) - finished - gone):
                 name = waiting[index % len(waiting)]
                 assert desk.dispatcher.leave(desk.waiters[name])
                 gone.add(name)
@@ -251,7 +391,37 @@ def test_no_call_is_lost_or_bound_twice_and_no_place_leaks(history):
         desk.finish(name)
         finished.add(name)
     assert finished | gone == set(names)
-    assert len(desk.order) == len(set(desk.order))
     assert all(
         engine.num_outstanding_calls == engine.outstanding_tokens == engine.outstanding_prompt_tokens == 0 for engine in everyone
     )
+
+
+arrivals = st.lists(
+    st.tuples(st.sampled_from(["validation", "next turn", "new episode"]), st.sampled_from("abc")), min_size=1, max_size=20
+)
+
+
+@given(arrivals, st.booleans())
+def test_whatever_calls_waited_for_they_go_by_rank_and_then_by_age(calls, is_closed):
+    """One place, and nothing else in it when it is given away: then environments are even, and rank and age decide."""
+    desk = Desk(Engine("e0", 1))
+    for index in range(len(calls)):
+        desk.arrive(f"turn 1 of {index}", f"s{index}")
+        desk.finish(f"turn 1 of {index}")
+    if is_closed:
+        desk.close()
+    else:
+        desk.arrive("blocker")
+    for index, (kind, environment) in enumerate(calls):
+        session = f"s{index}" if kind == "next turn" else None
+        desk.arrive(f"{index}", session, environment=environment, validation=kind == "validation")
+    if is_closed:
+        desk.open()
+    else:
+        desk.finish("blocker")
+    order = []
+    while desk.running:
+        order += desk.running
+        desk.finish(order[-1])
+    ranks = ["validation", "next turn", "new episode"]
+    assert order == [str(index) for index in sorted(range(len(calls)), key=lambda index: (ranks.index(calls[index][0]), index))]

@@ -41,7 +41,9 @@ async def test_an_engine_is_registered_once(serve_hub, start_engine):
     async with serve_hub() as served:
         status, first = await served.post("/engines", {"url": fake.url})
         assert (status, first["state"]) == (201, "ready")
-        assert await served.post("/engines", {"url": fake.url + "/"}) == (200, first)
+        status, refusal = await served.post("/engines", {"url": fake.url + "/"})
+        assert status == 409
+        assert f"engine {first['id']} is at this address, ready; DELETE /engines/{first['id']} first" in refusal["detail"]
         assert (await served.get("/engines"))[1] == [first]
         assert (await served.get("/ready"))[0] == 200
 
@@ -49,15 +51,15 @@ async def test_an_engine_is_registered_once(serve_hub, start_engine):
 async def test_an_engine_that_several_register_at_once_is_one(serve_hub, start_engine):
     fake = await start_engine()
     async with serve_hub() as served:
-        answers = await asyncio.gather(*(served.hub.register(fake.url) for _ in range(4)))
-        assert {engine for engine, _ in answers} == set(served.hub.registry.by_id.values())
-        assert sorted(is_new for _, is_new in answers) == [False, False, False, True]
+        answers = await asyncio.gather(*(served.post("/engines", {"url": fake.url}) for _ in range(4)))
+        assert sorted(status for status, _ in answers) == [201, 409, 409, 409]
+        assert [engine.url for engine in served.hub.registry.by_id.values()] == [fake.url]
 
 
 async def test_an_engine_nobody_can_reach_is_not_registered(serve_hub, unused_tcp_port):
     async with serve_hub() as served:
         status, answer = await served.post("/engines", {"url": f"http://127.0.0.1:{unused_tcp_port}"})
-        assert status == 502
+        assert status == 422
         assert "must be reachable" in answer["detail"]
         assert (await served.get("/engines"))[1] == []
 
@@ -67,10 +69,42 @@ async def test_an_engine_of_another_version_is_refused_unless_any_will_do(serve_
     fake.version = "0.4.9"
     async with serve_hub() as served:
         status, answer = await served.post("/engines", {"url": fake.url})
-        assert status == 502
+        assert status == 422
         assert "must be SGLang 0.5.23 (inference_hub.engine_version), got 0.4.9" in answer["detail"]
     async with serve_hub(engine_version="any") as served:
         assert (await served.post("/engines", {"url": fake.url}))[0] == 201
+
+
+async def test_an_engine_with_another_model_is_refused(serve_hub, start_engine, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    fake = await start_engine()
+    async with serve_hub(model_path=tmp_path) as served:
+        fake.model_type = "llama"
+        status, answer = await served.post("/engines", {"url": fake.url})
+        assert status == 422
+        assert "must serve the run's model (run.model_path), which is a qwen3, got a llama; start it" in answer["detail"]
+        fake.model_type = "qwen3"
+        assert (await served.post("/engines", {"url": fake.url}))[0] == 201
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://",
+        "http://host:0",
+        "http://host:99999",
+        "http://[::1",
+        f"http://{'a' * 64}",
+        "http://a..b",
+        "http://u:p@h",
+        "ftp://h",
+    ],
+)
+async def test_an_address_that_no_engine_can_have_is_refused(serve_hub, url):
+    async with serve_hub() as served:
+        status, answer = await served.post("/engines", {"url": url})
+    assert status == 422
+    assert "POST /engines: body.url: " in answer["detail"]
 
 
 async def test_a_configured_engine_of_another_version_is_listed_and_logged_with_the_reason_once(serve_hub, start_engine, caplog):

@@ -1,48 +1,50 @@
-import asyncio
-
-import pytest
-
 from services.inference_hub.gate import Gate, Hold
 
 
-async def test_an_open_gate_lets_calls_through_at_once():
-    await Gate().passed()
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
 
 
-async def test_calls_wait_until_the_last_reason_ends():
-    gate = Gate()
-    gate.hold(Hold.WEIGHT_UPDATE)
-    gate.hold(Hold.NO_ENGINE)
-    async with asyncio.TaskGroup() as tasks:
-        call = tasks.create_task(gate.passed())
-        await asyncio.sleep(0)
-        assert gate.num_waiting == 1
-        gate.release(Hold.WEIGHT_UPDATE)
-        await asyncio.sleep(0)
-        assert not call.done()
-        gate.release(Hold.NO_ENGINE)
-    assert gate.num_waiting == 0
+def test_it_is_open_until_something_holds_it():
+    gate = Gate(Clock())
     assert gate.is_open
-
-
-async def test_a_gate_that_closes_again_at_once_lets_nobody_through():
-    gate = Gate()
-    gate.hold(Hold.WEIGHT_UPDATE)
-    async with asyncio.TaskGroup() as tasks:
-        call = tasks.create_task(gate.passed())
-        await asyncio.sleep(0)
-        gate.release(Hold.WEIGHT_UPDATE)
-        gate.hold(Hold.WEIGHT_UPDATE)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert not call.done()
-        gate.release(Hold.WEIGHT_UPDATE)
-
-
-async def test_a_call_that_gives_up_waits_no_longer():
-    gate = Gate()
     gate.hold(Hold.NO_ENGINE)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0):
-            await gate.passed()
-    assert gate.num_waiting == 0
+    assert not gate.is_open
+    assert gate.reasons == [Hold.NO_ENGINE]
+
+
+def test_it_opens_when_the_last_reason_ends():
+    opened = []
+    gate = Gate(Clock())
+    gate.on_open = lambda: opened.append(gate.is_open)
+    gate.hold(Hold.WEIGHT_UPDATE)
+    gate.hold(Hold.NO_ENGINE)
+    gate.release(Hold.WEIGHT_UPDATE)
+    assert (gate.is_open, opened) == (False, [])
+    gate.release(Hold.NO_ENGINE)
+    gate.release(Hold.NO_ENGINE)
+    assert opened == [True]
+
+
+def test_it_says_for_how_long_it_was_closed():
+    clock = Clock()
+    gate = Gate(clock)
+    clock.now += 1  # Open.
+    gate.hold(Hold.WEIGHT_UPDATE)
+    clock.now += 2
+    assert gate.closed_s == 2
+    gate.hold(Hold.NO_ENGINE)
+    clock.now += 3
+    gate.release(Hold.WEIGHT_UPDATE)
+    gate.hold(Hold.NO_ENGINE)
+    clock.now += 4
+    gate.release(Hold.NO_ENGINE)
+    clock.now += 5  # Open.
+    assert gate.closed_s == 9
+    gate.hold(Hold.NO_ENGINE)
+    clock.now += 6
+    assert gate.closed_s == 15

@@ -62,7 +62,7 @@ async def test_a_dead_engines_calls_are_held_until_it_is_back(serve_hub, start_e
         call = asyncio.create_task(served.generate([1], 2))
         await engine.received.wait()
         await start_engine.kill(engine)
-        await served.wait_until(lambda: served.hub.gate.num_waiting == 1, description="the call is held")
+        await served.wait_until(lambda: served.hub.num_held_calls == 1, description="the call is held")
         assert (await served.get("/ready"))[0] == 503
         engine.plans.clear()
         await start_engine(engine, port=urlsplit(engine.url).port)
@@ -116,10 +116,10 @@ async def test_a_caller_that_leaves_has_its_request_aborted(serve_hub, start_eng
 async def test_a_caller_that_leaves_while_held_leaves_nothing_behind(serve_hub):
     async with serve_hub() as served:
         call = asyncio.create_task(served.generate([1], 2))
-        await served.wait_until(lambda: served.hub.gate.num_waiting == 1, description="the call is held")
+        await served.wait_until(lambda: served.hub.num_held_calls == 1, description="the call is held")
         call.cancel()
         await served.wait_until(lambda: served.hub.generate.num_calls == 0, description="the call is over")
-        assert served.hub.gate.num_waiting == 0
+        assert served.hub.num_held_calls == 0
 
 
 async def test_the_calls_of_a_session_go_to_one_engine(serve_hub, start_engine):
@@ -137,6 +137,36 @@ async def test_a_body_that_is_too_large_is_refused(serve_hub):
         async with served.http.post(served.url + "/generate", data=body) as response:
             assert response.status == 413
             assert "at most 16777216 bytes" in (await response.json())["detail"]
+
+
+async def test_the_largest_body_is_a_setting(serve_hub, start_engine):
+    engine = await start_engine()
+    async with serve_hub(engine.url, max_body_bytes=1_000) as served:
+        await ready(served)
+        assert (await served.generate([1] * 100, 1))[0] == 200
+        status, answer = await served.generate([1] * 1_000, 1)
+    assert status == 413
+    assert "at most 1000 bytes (inference_hub.max_body_bytes), got more" in answer["detail"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "words"),
+    [
+        ([1, 10**6], 1, "ids below 1000000, the size of the engines' vocabulary, got 1000000 at index 1; use the tokenizer"),
+        ([1] * 41, 1, "at most 40 tokens, for which the engines' context and KV cache have room, got 41; shorten the prompt"),
+        ([1] * 30, 21, "together be at most 50 tokens, the engines' context length, got 30 + 21; ask for fewer tokens"),
+        ([1], -1, "sampling_params.max_new_tokens must be >= 0, got -1; leave it out"),
+    ],
+)
+async def test_what_engines_do_not_take_is_refused_before_they_see_it(serve_hub, start_engine, prompt, new, words):
+    engine = await start_engine()
+    engine.max_prompt_tokens, engine.context_tokens = 40, 50
+    async with serve_hub(engine.url) as served:
+        await ready(served)
+        status, answer = await served.generate(prompt, new)
+        assert (status, words in answer["detail"]) == (422, True), answer
+        assert (await served.generate([1] * 40, 10))[0] == 200
+    assert len(engine.requests) == 1
 
 
 async def test_bad_bodies_are_refused_with_a_sentence(serve_hub):
@@ -200,7 +230,7 @@ async def test_calls_wait_in_the_hub_and_not_in_the_engine(serve_hub, start_engi
 async def test_more_waiting_calls_than_allowed_are_told_when_to_come_back(serve_hub):
     async with serve_hub(max_waiting_calls=1) as served:
         first = asyncio.create_task(served.generate([1], 1))
-        await served.wait_until(lambda: served.hub.gate.num_waiting == 1, description="a call waits")
+        await served.wait_until(lambda: served.hub.num_held_calls == 1, description="a call waits")
         body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}}
         async with served.http.post(served.url + "/generate", json=body) as response:
             assert (response.status, response.headers["retry-after"]) == (429, "5")

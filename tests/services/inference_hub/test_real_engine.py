@@ -5,6 +5,7 @@ import uuid
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from transformers import Qwen3ForCausalLM
@@ -12,8 +13,10 @@ from transformers import Qwen3ForCausalLM
 from shared.configuration import WeightPushSection
 from shared.errors import WeightUpdateError
 from trainer.hub_client import HubClient
+from trainer.weight_buckets import WeightSource, stream
+from trainer.weight_channels import layout
 from trainer.weight_push import WeightPusher
-from trainer.weight_transport import WeightGroup, flatten, listen
+from trainer.weight_transport import WeightGroup, listen
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -35,6 +38,10 @@ def pusher_of(served, mode: str = "in_place") -> WeightPusher:
         patience_s=TIMEOUT_S,
         notice=print,
     )
+
+
+def detached(model: Qwen3ForCausalLM) -> list[tuple[str, torch.Tensor]]:
+    return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
 
 
 def changed(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
@@ -75,12 +82,12 @@ async def synced(served, model: Qwen3ForCausalLM, mode: str = "in_place") -> Wei
     """Pushes the model as version 0, as a trainer does when it starts: earlier tests left the engine with other weights."""
     await served.wait_until(lambda: bool(served.hub.registry.live), description="the engine is alive")
     pusher = pusher_of(served, mode)
-    await asyncio.to_thread(pusher.push, list(model.named_parameters()), 0)
+    await asyncio.to_thread(pusher.push, WeightSource.of(detached(model)), 0)
     return pusher
 
 
 async def push(pusher: WeightPusher, model: Qwen3ForCausalLM, version: int) -> None:
-    await asyncio.to_thread(pusher.push, list(model.named_parameters()), version)
+    await asyncio.to_thread(pusher.push, WeightSource.of(detached(model)), version)
 
 
 async def test_an_answer_has_the_policys_logprobs(serve_hub, engine_url, model):
@@ -143,6 +150,58 @@ async def test_an_update_in_flight_is_exact_to_the_token(serve_hub, engine_url, 
         assert difference[boundary] > 1e-4
 
 
+@pytest.mark.parametrize("stopped", ["scheduler", "whole"])
+async def test_a_call_in_an_engine_that_hangs_is_answered_when_one_works_again(
+    serve_hub, initial_engine_url, engine_process, stopped
+):
+    """Stopped, the scheduler alone leaves an engine whose HTTP process still answers every probe."""
+    processes = [psutil.Process(engine_process.pid), *psutil.Process(engine_process.pid).children(recursive=True)]
+    if stopped == "scheduler":
+        processes = [process for process in processes if "scheduler" in " ".join(process.cmdline())]
+        assert len(processes) == 1
+    async with serve_hub(initial_engine_url, hang_timeout_s=5.0, probe_interval_s=0.2) as served:
+        await served.wait_until(lambda: bool(served.hub.registry.routable), description="the engine is ready")
+        _, expected = await served.post("/generate", request(PROMPT, 400, temperature=0.0))
+        call = asyncio.create_task(served.post("/generate", request(PROMPT, 400, temperature=0.0)))
+        await sampling(served, initial_engine_url, 40)
+        try:
+            for process in processes:
+                process.suspend()
+            await served.wait_until(lambda: not served.hub.registry.live, description="the engine is taken out")
+            (listed,) = (await served.get("/engines"))[1]
+            assert not call.done()
+        finally:
+            for process in processes:
+                process.resume()
+        status, answer = await call
+    assert "must make progress within 5 s while it has calls (inference_hub.hang_timeout_s)" in listed["problem"]
+    assert (status, answer["output_ids"]) == (200, expected["output_ids"])
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"input_ids": [5, 10**9]}, "below"),
+        ({"input_ids": [5] * 3_000}, "input_ids must hold at most 2042 tokens"),
+        ({"input_ids": [5], "sampling_params": {"max_new_tokens": 5_000}}, "must together be at most 2048 tokens"),
+        ({"input_ids": [5], "sampling_params": {"max_new_tokens": -1}}, "max_new_tokens"),
+        ({"input_ids": [5], "sampling_params": {"warmth": 1}}, "warmth"),
+        ({"input_ids": [5], "sampling_params": {"temperature": -1}}, "temperature"),
+    ],
+)
+async def test_a_bad_request_is_refused_with_a_sentence_and_disturbs_nobody(serve_hub, initial_engine_url, body, words):
+    async with serve_hub(initial_engine_url) as served:
+        await served.wait_until(lambda: bool(served.hub.registry.routable), description="the engine is ready")
+        (engine,) = served.hub.registry.routable
+        other = asyncio.create_task(served.post("/generate", request(PROMPT, 200)))
+        await served.wait_until(lambda: engine.num_outstanding_calls == 1, description="the engine has the other call")
+        status, refusal = await served.post("/generate", body)
+        assert 400 <= status < 500
+        assert words in str(refusal)
+        assert (await other)[0] == 200
+        assert served.hub.registry.routable
+
+
 async def test_a_trainer_that_dies_in_a_broadcast_is_survived(serve_hub, engine_url, model):
     async with serve_hub(engine_url) as served:
         (await synced(served, model)).close()
@@ -158,10 +217,12 @@ async def test_a_trainer_that_dies_in_a_broadcast_is_survived(serve_hub, engine_
         await asyncio.to_thread(hub.wait_group_ready, group.name)
         update_id = await asyncio.to_thread(hub.begin_update, group_name=group.name, version=1, mode="in_place")
         held = asyncio.create_task(served.generate(PROMPT, 8))
-        [bucket] = flatten(model.named_parameters(), dtype=torch.float32, bucket_bytes=2**30, device=torch.device("cpu"))
+        source = WeightSource.of(detached(model))
+        [bucket] = stream(source, dtype=torch.float32, bucket_bytes=2**30, device=torch.device("cpu"))
         group.close()
+        del store
         with pytest.raises(WeightUpdateError, match=engine_url):
-            await asyncio.to_thread(hub.load_bucket, update_id, bucket, is_last=True)
+            await asyncio.to_thread(hub.load_last_bucket, update_id, layout(bucket), None)
         assert not served.hub.registry.routable
         pusher = pusher_of(served)
         await push(pusher, model, 1)
@@ -170,3 +231,16 @@ async def test_a_trainer_that_dies_in_a_broadcast_is_survived(serve_hub, engine_
         status, answer = await held
     assert status == 200
     assert answer["meta_info"]["weight_versions"][0]["version"] == "1"
+
+
+async def test_an_engine_of_ours_tells_the_time_to_first_token(serve_hub, initial_engine_url):
+    async with serve_hub(initial_engine_url) as served:
+        await served.wait_until(lambda: bool(served.hub.registry.routable), description="the engine is ready")
+        (engine,) = served.hub.registry.routable
+        await served.post("/generate", request(PROMPT, 50), headers={"X-Environment": "calculator"})
+        labels = {"engine": engine.id, "environment": "calculator"}
+        first_s, all_s = (
+            served.hub.metrics.collectors.get_sample_value(f"headrace_hub_{name}_seconds_sum", labels)
+            for name in ("first_token", "engine")
+        )
+    assert 0 < first_s < all_s

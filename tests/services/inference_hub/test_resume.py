@@ -173,6 +173,8 @@ def test_what_cannot_be_joined_is_sampled_again():
     ("body", "status", "words"),
     [
         (b"{", 400, "must be JSON"),
+        (b'{"input_ids": [1], "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "must be JSON"),
+        (b'{"input_ids": [1000], "x": [', 422, "input_ids"),
         (b'"hello"', 422, "token ids of one prompt"),
         (b'{"text": "hello"}', 422, "missing required field `input_ids`"),
         (b'{"input_ids": []}', 422, "input_ids"),
@@ -185,7 +187,7 @@ def test_what_cannot_be_joined_is_sampled_again():
 )
 def test_a_request_the_hub_cannot_route_gets_a_sentence(body: bytes, status: int, words: str):
     with pytest.raises(RefusedError, match=words) as caught:
-        parse_request(body)
+        parse_request(body, vocabulary=1000)
     assert caught.value.status == status
 
 

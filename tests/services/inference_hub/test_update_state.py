@@ -47,6 +47,8 @@ def test_each_transition_starts_the_deadline_anew():
     assert update.remaining_s(4.0) == 6.0
     update.advance(UpdateState.PAUSED, now=9.0)
     assert update.remaining_s(10.0) == 9.0
+    update.renew(now=12.0)
+    assert update.remaining_s(15.0) == 7.0
 
 
 @given(st.lists(st.sampled_from([*UpdateState]), max_size=12))

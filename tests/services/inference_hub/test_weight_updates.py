@@ -3,14 +3,10 @@ import asyncio
 from services.inference_hub.gate import Hold
 
 
-async def ready(served, count: int) -> None:
-    await served.wait_until(lambda: len(served.hub.registry.routable) == count, description="all engines are ready")
-
-
 async def test_the_exchange_is_what_sglang_expects(serve_hub, start_engine, make_trainer):
     engines = [await start_engine() for _ in range(2)]
     async with serve_hub(*(engine.url for engine in engines)) as served:
-        await ready(served, 2)
+        await served.until_ready(2)
         trainer = make_trainer(served)
         status, group = await trainer.form_group()
         assert status == 200
@@ -39,25 +35,17 @@ async def test_the_exchange_is_what_sglang_expects(serve_hub, start_engine, make
         assert engine.called("init_weights_update_group")[0]["group_name"] == group["group_name"]
 
 
-async def test_retracted_requests_recompute_their_cache(serve_hub, start_engine, make_trainer):
-    engine = await start_engine()
-    async with serve_hub(engine.url) as served:
-        await ready(served, 1)
-        trainer = make_trainer(served)
-        await trainer.form_group()
+async def test_retracted_requests_recompute_their_cache(weight_group):
+    async with weight_group() as (_, engine, trainer):
         await trainer.push(1, mode="retract")
     assert [payload["flush_cache"] for payload in engine.called("update_weights_from_distributed")] == [False, True]
 
 
-async def test_new_calls_are_held_during_an_update_and_use_the_new_cache_namespace(serve_hub, start_engine, make_trainer):
-    engine = await start_engine()
-    async with serve_hub(engine.url) as served:
-        await ready(served, 1)
-        trainer = make_trainer(served)
-        await trainer.form_group()
+async def test_new_calls_are_held_during_an_update_and_use_the_new_cache_namespace(weight_group):
+    async with weight_group() as (served, engine, trainer):
         _, begun = await trainer.begin(1)
         call = asyncio.create_task(served.generate([1], 2))
-        await served.wait_until(lambda: served.hub.gate.num_waiting == 1, description="the call is held")
+        await served.wait_until(lambda: served.hub.num_held_calls == 1, description="the call is held")
         assert served.hub.gate.reasons == [Hold.WEIGHT_UPDATE]
         await trainer.load(begun["update_id"], is_last=True)
         assert not call.done()
@@ -75,12 +63,8 @@ async def test_a_group_without_an_engine_is_refused(serve_hub, make_trainer):
     assert (status, answer["code"]) == (409, "no_engine")
 
 
-async def test_a_new_engine_makes_the_group_stale_and_syncs_with_the_next(serve_hub, start_engine, make_trainer):
-    engine = await start_engine()
-    async with serve_hub(engine.url) as served:
-        await ready(served, 1)
-        trainer = make_trainer(served)
-        await trainer.form_group()
+async def test_a_new_engine_makes_the_group_stale_and_syncs_with_the_next(weight_group, start_engine):
+    async with weight_group() as (served, engine, trainer):
         await trainer.push(1)
         late = await start_engine()
         assert (await served.post("/engines", {"url": late.url}))[1]["state"] == "syncing"
@@ -96,7 +80,7 @@ async def test_an_engine_that_does_not_join_is_named(serve_hub, start_engine, ma
     engine = await start_engine()
     engine.refusals["init_weights_update_group"] = "Failed to initialize custom process group: no route"
     async with serve_hub(engine.url) as served:
-        await ready(served, 1)
+        await served.until_ready(1)
         trainer = make_trainer(served)
         await trainer.form_group()
         status, answer = await served.post(f"/weight_groups/{trainer.group_name}/ready")
@@ -109,7 +93,7 @@ async def test_an_engine_that_does_not_join_is_named(serve_hub, start_engine, ma
 async def test_engines_do_not_wait_for_a_trainer_that_does_not_listen(serve_hub, start_engine, make_trainer, unused_tcp_port):
     engine = await start_engine()
     async with serve_hub(engine.url, weight_update_timeout_s=0.3) as served:
-        await ready(served, 1)
+        await served.until_ready(1)
         trainer = make_trainer(served)
         trainer.port = unused_tcp_port
         await trainer.form_group()
@@ -120,12 +104,8 @@ async def test_engines_do_not_wait_for_a_trainer_that_does_not_listen(serve_hub,
         assert (await served.generate([1], 1))[0] == 200
 
 
-async def test_an_update_given_up_before_its_first_bucket_changes_nothing(serve_hub, start_engine, make_trainer):
-    engine = await start_engine()
-    async with serve_hub(engine.url) as served:
-        await ready(served, 1)
-        trainer = make_trainer(served)
-        await trainer.form_group()
+async def test_an_update_given_up_before_its_first_bucket_changes_nothing(weight_group):
+    async with weight_group() as (served, engine, trainer):
         _, begun = await trainer.begin(1)
         assert engine.is_paused
         assert (await served.delete(f"/weight_updates/{begun['update_id']}"))[0] == 200
@@ -135,17 +115,13 @@ async def test_an_update_given_up_before_its_first_bucket_changes_nothing(serve_
         assert (await trainer.push(1))[0] == 200
 
 
-async def test_after_part_of_a_set_calls_wait_for_a_whole_one(serve_hub, start_engine, make_trainer):
-    engine = await start_engine()
-    async with serve_hub(engine.url) as served:
-        await ready(served, 1)
-        trainer = make_trainer(served)
-        await trainer.form_group()
+async def test_after_part_of_a_set_calls_wait_for_a_whole_one(weight_group):
+    async with weight_group() as (served, engine, trainer):
         _, begun = await trainer.begin(1)
         await trainer.load(begun["update_id"], is_last=False)
         await served.delete(f"/weight_updates/{begun['update_id']}")
         call = asyncio.create_task(served.generate([1], 1))
-        await served.wait_until(lambda: served.hub.gate.num_waiting == 1, description="the call is held")
+        await served.wait_until(lambda: served.hub.num_held_calls == 1, description="the call is held")
         assert served.hub.gate.reasons == [Hold.NO_ENGINE]
         assert "may hold part of a set" in (await served.get("/engines"))[1][0]["problem"]
         assert engine.is_paused
@@ -153,12 +129,22 @@ async def test_after_part_of_a_set_calls_wait_for_a_whole_one(serve_hub, start_e
         assert (await call)[0] == 200
 
 
-async def test_a_hub_that_restarts_remembers_that_an_engine_holds_part_of_a_set(serve_hub, start_engine, make_trainer):
-    engine = await start_engine()
-    async with serve_hub(engine.url) as served:
-        await ready(served, 1)
-        trainer = make_trainer(served)
+async def test_what_holds_part_of_a_set_stays_paused_when_the_next_update_fails_before_its_first_bucket(weight_group):
+    """Calls that were in it when it was first paused must not go on with a mixture. Found by tests/protocol."""
+    async with weight_group() as (served, engine, trainer):
+        _, begun = await trainer.begin(1)
+        await trainer.load(begun["update_id"], is_last=False)
+        await served.delete(f"/weight_updates/{begun['update_id']}")
         await trainer.form_group()
+        _, again = await trainer.begin(1)
+        assert (await served.delete(f"/weight_updates/{again['update_id']}"))[0] == 200
+        assert engine.is_paused
+        await trainer.push(1)
+        assert not engine.is_paused
+
+
+async def test_a_hub_that_restarts_remembers_that_an_engine_holds_part_of_a_set(weight_group, serve_hub, make_trainer):
+    async with weight_group() as (served, _, trainer):
         _, begun = await trainer.begin(1)
         await trainer.load(begun["update_id"], is_last=False)
     async with serve_hub() as served:
@@ -175,7 +161,7 @@ async def test_a_hub_that_restarts_remembers_that_an_engine_holds_part_of_a_set(
 async def test_a_trainer_that_falls_silent_fails_its_update(serve_hub, start_engine, make_trainer):
     engine = await start_engine()
     async with serve_hub(engine.url, weight_update_timeout_s=0.3) as served:
-        await ready(served, 1)
+        await served.until_ready(1)
         trainer = make_trainer(served)
         await trainer.form_group()
         _, begun = await trainer.begin(1)
@@ -188,7 +174,7 @@ async def test_a_trainer_that_falls_silent_fails_its_update(serve_hub, start_eng
 async def test_a_new_trainer_ends_what_a_dead_one_began(serve_hub, start_engine, make_trainer):
     engine = await start_engine()
     async with serve_hub(engine.url) as served:
-        await ready(served, 1)
+        await served.until_ready(1)
         dead = make_trainer(served)
         await dead.form_group("epoch-1")
         _, begun = await dead.begin(1)
@@ -205,7 +191,7 @@ async def test_a_bucket_one_engine_refuses_fails_the_update(serve_hub, start_eng
     engines = [await start_engine() for _ in range(2)]
     engines[1].refusals["update_weights_from_distributed"] = "Failed to receive weights: Connection closed by peer"
     async with serve_hub(*(engine.url for engine in engines)) as served:
-        await ready(served, 2)
+        await served.until_ready(2)
         trainer = make_trainer(served)
         await trainer.form_group()
         _, begun = await trainer.begin(1)
@@ -221,23 +207,37 @@ async def test_a_bucket_one_engine_refuses_fails_the_update(serve_hub, start_eng
 async def test_an_engine_that_hangs_in_a_broadcast_does_not_hang_the_hub(serve_hub, start_engine, make_trainer):
     engines = [await start_engine() for _ in range(2)]
     async with serve_hub(*(engine.url for engine in engines), weight_update_timeout_s=0.5) as served:
-        await ready(served, 2)
+        await served.until_ready(2)
         engines[1].hanging.add("update_weights_from_distributed")
         trainer = make_trainer(served)
         await trainer.form_group()
         _, begun = await trainer.begin(1)
         status, _ = await trainer.load(begun["update_id"], is_last=True)
-        assert status in (409, 502)
+        assert status == 502
         await served.wait_until(lambda: len(served.hub.registry.live) == 1, description="the hanging engine is given up")
         await trainer.form_group("epoch-2")
         await trainer.push(1)
         assert (await served.generate([1], 1))[0] == 200
 
 
+async def test_an_engine_that_hangs_after_the_last_bucket_is_left_out_at_the_deadline_and_the_others_commit(
+    serve_hub, start_engine, make_trainer
+):
+    engines = [await start_engine() for _ in range(2)]
+    async with serve_hub(*(engine.url for engine in engines), weight_update_timeout_s=3.0) as served:
+        await served.until_ready(2)
+        engines[1].hanging.add("end_weight_update")
+        trainer = make_trainer(served)
+        await trainer.form_group()
+        status, report = await trainer.push(1)
+        assert (status, report["engines"]) == (200, [engines[0].url])
+        assert "must answer /end_weight_update within 3 s" in report["left_out"][engines[1].url]
+
+
 async def test_an_engine_that_hangs_while_joining_is_left_out_of_the_next_group(serve_hub, start_engine, make_trainer):
     engines = [await start_engine() for _ in range(2)]
-    async with serve_hub(*(engine.url for engine in engines), weight_update_timeout_s=0.5) as served:
-        await ready(served, 2)
+    async with serve_hub(*(engine.url for engine in engines), weight_update_timeout_s=3.0) as served:
+        await served.until_ready(2)
         engines[1].hanging.add("init_weights_update_group")
         trainer = make_trainer(served)
         await trainer.form_group()
@@ -246,12 +246,8 @@ async def test_an_engine_that_hangs_while_joining_is_left_out_of_the_next_group(
         assert (await trainer.push(1))[0] == 200
 
 
-async def test_only_one_update_runs_at_a_time(serve_hub, start_engine, make_trainer):
-    engine = await start_engine()
-    async with serve_hub(engine.url) as served:
-        await ready(served, 1)
-        trainer = make_trainer(served)
-        await trainer.form_group()
+async def test_only_one_update_runs_at_a_time(weight_group):
+    async with weight_group() as (served, _, trainer):
         _, begun = await trainer.begin(1)
         status, answer = await trainer.begin(1)
         assert status == 409
@@ -267,7 +263,7 @@ async def test_a_session_that_a_dead_hub_left_open_is_closed_first(serve_hub, st
     engine = await start_engine()
     engine.in_session = True
     async with serve_hub(engine.url) as served:
-        await ready(served, 1)
+        await served.until_ready(1)
         trainer = make_trainer(served)
         await trainer.form_group()
         assert (await trainer.push(1))[0] == 200
@@ -276,7 +272,7 @@ async def test_a_session_that_a_dead_hub_left_open_is_closed_first(serve_hub, st
 async def test_no_call_fails_while_updates_follow_each_other(serve_hub, start_engine, make_trainer):
     engines = [await start_engine() for _ in range(2)]
     async with serve_hub(*(engine.url for engine in engines)) as served:
-        await ready(served, 2)
+        await served.until_ready(2)
         trainer = make_trainer(served)
         await trainer.form_group()
         is_over = asyncio.Event()

@@ -15,6 +15,8 @@ class Service:
 
     url: str
     received: list[tuple[str, Any]] = field(default_factory=list)
+    authorizations: list[str | None] = field(default_factory=list)
+    """The header of every request."""
 
 
 @contextmanager
@@ -25,6 +27,7 @@ def json_service(answers: Mapping[str, tuple[int, Any]]) -> Iterator[Service]:
         def answer(self) -> None:
             request = f"{self.command} {self.path}"
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            service.authorizations.append(self.headers.get("Authorization"))
             service.received.append((request, json.loads(body) if body else None))
             status, value = answers.get(request, (404, {"detail": f"nothing is at {request}"}))
             encoded = value if isinstance(value, bytes) else json.dumps(value).encode()

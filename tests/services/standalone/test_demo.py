@@ -7,7 +7,7 @@ from rich.console import Console
 
 from services.standalone import demo
 from services.standalone.demo_display import DemoDisplay
-from services.standalone.supervisor import State
+from services.standalone.observer import State
 from shared.configuration import load
 from shared.errors import ConfigurationError
 from tests.services.standalone.run_directory import append, evaluation, update

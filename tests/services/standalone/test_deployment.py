@@ -123,3 +123,16 @@ def test_directory_in_use_is_refused(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ConfigurationError, match=r"run\.directory must be used by one run at a time"):
             deployment.run(planned, Recorder(), source=tmp_path / "mine.yaml")
+
+
+def test_run_may_have_several_agent_processes_each_at_a_port_of_its_own(tmp_path):
+    (tmp_path / "redis").mkdir()
+    planned = deployment.plan(configuration(tmp_path, up={"agent_processes": 3}), has_external_redis=False)
+    members = [member for stage in deployment._service_stages(planned, lock=0) for member in stage.members]
+    agents = {member.spec.name: member.spec for member in members if member.spec.name.startswith("agents")}
+    assert list(agents) == ["agents", "agents-1", "agents-2"]
+    ports = [planned.configuration.env_agents.port, *planned.other_agent_ports]
+    assert len(set(ports)) == 3
+    assert not [word for word in agents["agents"].command if word.startswith("env_agents.port")], "it is in the run file"
+    for name, port in zip(["agents-1", "agents-2"], planned.other_agent_ports, strict=True):
+        assert f"env_agents.port={port}" in agents[name].command

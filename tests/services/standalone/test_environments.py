@@ -55,6 +55,15 @@ def command(run_file, monkeypatch):
     return run
 
 
+def test_the_agents_token_goes_with_every_request(command, monkeypatch, capsys):
+    monkeypatch.setenv("HEADRACE_AGENTS_TOKEN", "s3cret")
+    with json_service({"GET /environments": (200, [WEATHER]), "DELETE /environments/weather": (204, None)}) as agents:
+        assert command(agents, "list") == 0
+        command(agents, "remove", "weather")
+    assert set(agents.authorizations) == {"Bearer s3cret"}
+    assert "s3cret" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("action", [[], ["list"]])
 def test_list_has_a_row_for_each_with_how_it_goes_and_below_where_it_is(command, capsys, action):
     with json_service({"GET /environments": (200, [WEATHER, REMOTE])}) as agents:

@@ -8,7 +8,7 @@ from services.standalone.command_line import main
 from services.standalone.evaluate import choose, evaluating, longest_silence_s
 from services.standalone.evaluated_model import EvaluatedModel
 from services.standalone.evaluation_display import EvaluationDisplay
-from services.standalone.supervisor import State
+from services.standalone.observer import State
 from shared import strict_yaml
 from shared.configuration import Configuration
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec, FunctionReward, RewardRetries, SeedTasks

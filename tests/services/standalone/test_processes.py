@@ -22,16 +22,15 @@ def configuration(**sections: dict) -> Configuration:
 
 
 def test_redis_listens_on_loopback_only_and_keeps_an_append_only_file_in_its_directory():
-    spec = processes.redis_process("redis-server", port=7000, directory=Path("runs/x/redis"))
+    spec = processes.redis_process("redis-server", port=7000, directory=Path("runs/x/redis"), access_file=Path("access.conf"))
     words = " ".join(spec.command)
-    assert words.startswith("redis-server ")
-    for expected in ("--bind 127.0.0.1", "--port 7000", "--dir runs/x/redis", "--appendonly yes", "--appendfsync everysec"):
+    for expected in ("--bind 127.0.0.1", "--port 7000", "--dir runs/x/redis", "--appendonly yes", "--appendfsync always"):
         assert expected in words
 
 
-def test_password_of_redis_is_in_a_file_and_not_on_the_command_line():
-    spec = processes.redis_process("redis-server", port=7000, directory=Path("redis"), password_file=Path("redis/password.conf"))
-    assert spec.command[:2] == ("redis-server", "redis/password.conf")
+def test_what_clients_of_redis_may_do_is_in_a_file_and_not_on_the_command_line():
+    spec = processes.redis_process("redis-server", port=7000, directory=Path("redis"), access_file=Path("redis/access.conf"))
+    assert spec.command[:2] == ("redis-server", "redis/access.conf")
 
 
 def test_every_process_reads_the_resolved_run_file():

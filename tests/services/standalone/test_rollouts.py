@@ -297,6 +297,12 @@ def test_empty_stream_is_a_sentence_and_no_failure(run_file, capsys):
     assert "no such trajectory is in the stream" in err
 
 
+def test_an_environment_that_the_run_never_had_is_refused(run_file, keys, redis_client, capsys):
+    redis_client.hset(keys.cursors, "calculator", 3)
+    assert main(["rollouts", "--config", str(run_file), "--environment", "calculater"]) == 2
+    assert "got 'calculater'; did you mean 'calculator'?" in capsys.readouterr().err
+
+
 def test_redis_that_is_away_is_one_sentence_and_status_1(run_file, capsys):
     assert main(["rollouts", "--config", str(run_file), "--set", "redis.url=redis://127.0.0.1:1/0"]) == 1
     error = capsys.readouterr().err

@@ -5,8 +5,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.standalone.observer import State
 from services.standalone.readiness import wait_until
-from services.standalone.supervisor import Stage, State, StopRequested, Supervisor
+from services.standalone.restarts import RestartPolicy
+from services.standalone.supervisor import Stage, StopRequested, Supervisor
 from shared.errors import ProcessError
 from tests.services.standalone.toy_processes import SLEEP, STUBBORN, WITH_GRANDCHILD, Recorder, member, stages
 
@@ -142,3 +144,83 @@ async def test_hook_runs_after_the_last_process_and_while_the_others_run(tmp_pat
     await supervisor(tmp_path, recorder).run(stages(member("redis", SLEEP), member("trainer", "")), before_shutdown=hook)
     assert ("trainer", State.RUNNING) in seen
     assert not any(state is State.STOPPED for _, state in seen)
+
+
+PATIENT = RestartPolicy(max_restarts=2, window_s=3600.0)
+UNTIL = "import pathlib, time\nwhile not pathlib.Path({path!r}).exists(): time.sleep(0.01)\n"
+
+
+def until(path: Path) -> str:
+    """Code that waits until there is a file `path`."""
+    return UNTIL.format(path=str(path))
+
+
+def goes_on(tmp_path: Path, code: str) -> str:
+    """Code of a last process that says that it has started, and then does `code`."""
+    return f"import pathlib\npathlib.Path({str(tmp_path / 'going')!r}).touch()\n{code}"
+
+
+def counting(path: Path, code: str) -> str:
+    """Code of a process that notes each of its lives in `path` before it goes on with `code`, which knows `life`, from 1."""
+    return (
+        f"import pathlib\npath = pathlib.Path({str(path)!r})\nwith path.open('a') as file: file.write('x')\n"
+        f"life = len(path.read_text())\nprint('up', flush=True)\n{code}"
+    )
+
+
+async def test_process_that_worked_and_was_killed_is_started_again(tmp_path, recorder):
+    lives, done = tmp_path / "lives", tmp_path / "done"
+    code = f"import os\nif life < 3: os.kill(os.getpid(), 9)\npathlib.Path({str(done)!r}).touch()\ntime.sleep(600)"
+    code = until(tmp_path / "going") + code
+    dying = member("agents", counting(lives, code), is_ready=recorder.has_printed("agents"))
+    supervised = Supervisor(tmp_path, recorder, restarts=PATIENT)
+    await supervised.run(stages(dying, member("trainer", goes_on(tmp_path, until(done)))))
+    assert lives.read_text() == "xxx"
+    assert recorder.restarted == [("agents", "was killed by SIGKILL")] * 2
+    assert (tmp_path / "agents.log").read_text() == "up\n" * 3, "one log over all lives"
+
+
+async def test_last_process_is_started_again_until_it_finishes(tmp_path, recorder):
+    lives = tmp_path / "lives"
+    trainer = member("trainer", counting(lives, "import os\nif life < 2: os.kill(os.getpid(), 9)"))
+    await Supervisor(tmp_path, recorder, restarts=PATIENT).run(stages(member("hub", SLEEP), trainer))
+    assert lives.read_text() == "xx"
+    assert recorder.restarted == [("trainer", "was killed by SIGKILL")]
+
+
+async def test_run_ends_when_a_process_dies_more_often_than_allowed(tmp_path, recorder):
+    lives = tmp_path / "lives"
+    dying = member("hub", counting(lives, until(tmp_path / "going") + "raise SystemExit(1)"), is_ready=recorder.has_printed("hub"))
+    with pytest.raises(ProcessError, match=r"hub exited with status 1 after .*, and had been started again 2 times; see"):
+        await Supervisor(tmp_path, recorder, restarts=PATIENT).run(stages(dying, member("trainer", goes_on(tmp_path, SLEEP))))
+    assert lives.read_text() == "xxx"
+
+
+async def test_process_that_never_worked_is_not_started_again(tmp_path, recorder):
+    broken = member("engine-0", "raise SystemExit('no such model')", is_ready=recorder.has_printed("nobody"), ready_timeout_s=3600)
+    with pytest.raises(ProcessError, match=r"engine-0 exited with status 1 after \d+ s; see"):
+        await Supervisor(tmp_path, recorder, restarts=PATIENT).run(stages(broken, member("trainer", SLEEP)))
+    assert recorder.restarted == []
+
+
+async def test_later_life_that_does_not_get_ready_in_time_is_ended_and_started_again(tmp_path, recorder):
+    lives, done = tmp_path / "lives", tmp_path / "done"
+    code = f"import os\nif life == 1: os.kill(os.getpid(), 9)\nif life == 3: pathlib.Path({str(done)!r}).touch()\ntime.sleep(600)"
+    code = until(tmp_path / "going") + code
+
+    async def is_ready() -> bool:
+        life = len(lives.read_text()) if lives.is_file() else 0
+        return life == 1 + len(recorder.restarted) and life != 2
+
+    hanging = member("hub", counting(lives, code), is_ready=is_ready, ready_timeout_s=1.0)
+    supervised = Supervisor(tmp_path, recorder, restarts=PATIENT)
+    await supervised.run(stages(hanging, member("trainer", goes_on(tmp_path, until(done)))))
+    assert recorder.restarted == [("hub", "was killed by SIGKILL"), ("hub", "was killed by SIGTERM")]
+
+
+async def test_signal_ends_a_run_that_waits_to_start_a_process_again(tmp_path, recorder):
+    supervised = Supervisor(tmp_path, recorder, restarts=PATIENT)
+    recorder.restarts = lambda name, ending, delay_s: supervised.request_stop(signal.SIGTERM)
+    dying = member("trainer", "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(StopRequested):
+        await supervised.run(stages(member("hub", SLEEP), dying))

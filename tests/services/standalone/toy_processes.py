@@ -2,8 +2,10 @@
 
 import sys
 
+from services.standalone.keeper import Member
+from services.standalone.observer import State
 from services.standalone.processes import ProcessSpec
-from services.standalone.supervisor import Member, Stage, State
+from services.standalone.supervisor import Stage
 
 SLEEP = "import time; time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
@@ -28,10 +30,14 @@ class Recorder:
     def __init__(self) -> None:
         self.states: list[tuple[str, State]] = []
         self.lines: list[tuple[str, str]] = []
+        self.restarted: list[tuple[str, str]] = []
         self.on_line = lambda name, line: None
 
     def state_changed(self, name: str, state: State, seconds: float) -> None:
         self.states.append((name, state))
+
+    def restarts(self, name: str, ending: str, delay_s: float) -> None:
+        self.restarted.append((name, ending))
 
     def line_written(self, name: str, line: str) -> None:
         self.lines.append((name, line))

@@ -1,6 +1,6 @@
 """What a run ever wrote to its stream, read from the append-only file of its Redis: a witness that no process of ours can edit."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,11 +15,15 @@ class StreamHistory:
 
     entered: dict[str, Trajectory] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
-    num_discarded_groups: int = 0
+    discarded_groups: set[str] = field(default_factory=set)
     admitted: list[tuple[int, int]] = field(default_factory=list)
     """After each admission: groups started and not discarded, and the version in force."""
     owners: dict[str, list[str]] = field(default_factory=dict)
     """By group: the agent process that it was admitted to, then those that adopted it."""
+
+    @property
+    def num_discarded_groups(self) -> int:
+        return len(self.discarded_groups)
 
     @property
     def remaining(self) -> set[str]:
@@ -29,8 +33,8 @@ class StreamHistory:
 def read_stream_history(redis_directory: Path, keys: Keys) -> StreamHistory:
     history = StreamHistory()
     id_by_entry: dict[bytes, str] = {}
-    stream, ledger, owners = keys.trajectories.encode(), keys.ledger.encode(), keys.owners.encode()
-    num_started, version = 0, 0
+    stream, ledger, owners, groups = (name.encode() for name in (keys.trajectories, keys.ledger, keys.owners, keys.groups))
+    num_started, version, forgotten = 0, 0, ""
     for name, *arguments in _commands(redis_directory):
         command = (name.upper(), arguments[0]) if arguments else (name.upper(), b"")
         if command == (b"XADD", stream):
@@ -41,8 +45,11 @@ def read_stream_history(redis_directory: Path, keys: Keys) -> StreamHistory:
             id_by_entry[entry] = trajectory.trajectory_id
         elif command == (b"XDEL", stream):
             history.left.update(id_by_entry[entry] for entry in arguments[1:])
+        elif command == (b"HDEL", groups):
+            forgotten = arguments[1].decode()
         elif command == (b"HINCRBY", ledger) and arguments[1] == b"discarded":
-            history.num_discarded_groups += int(arguments[2])
+            assert forgotten not in history.discarded_groups, "a group was discarded twice"
+            history.discarded_groups.add(forgotten)  # What the script forgot last.
         elif command == (b"HINCRBY", ledger) and arguments[1] == b"started":
             num_started += int(arguments[2])
             history.admitted.append((num_started - history.num_discarded_groups, version))
@@ -64,7 +71,7 @@ def _commands(directory: Path) -> Iterator[list[bytes]]:
                 yield words
 
 
-def _word(length_line: bytes, read) -> bytes | None:
+def _word(length_line: bytes, read: Callable[[int], bytes]) -> bytes | None:
     """None if the file ends within it."""
     if not length_line.endswith(b"\r\n"):
         return None
