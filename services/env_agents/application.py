@@ -42,6 +42,7 @@ from shared.ledger import AdmissionLedger
 from shared.loop_lag import watch_loop_lag
 from shared.redis_address import PROTOCOL, connection_url
 from shared.redis_checks import require_usable_async
+from shared.redis_connections import keep_cancellations
 
 _REDIS_TIMEOUT_S = 10.0
 _MAX_REDIS_CONNECTIONS = 32
@@ -181,6 +182,7 @@ async def redis_client(section: RedisSection) -> AsyncIterator[redis.asyncio.Red
         socket_connect_timeout=_REDIS_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
     )
+    keep_cancellations(pool)
     async with redis.asyncio.Redis.from_pool(pool) as client:
         await require_usable_async(client, section)
         yield client

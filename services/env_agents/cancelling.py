@@ -7,7 +7,7 @@ _AGAIN_S = 1.0
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancels until they have ended: redis-py awaits `wait_for`, which before Python 3.12 can lose a cancellation."""
+    """Cancels until they have ended: code of an environment may lose a cancellation, as `wait_for` before Python 3.12 can."""
     pending = set(tasks)
     while pending:
         for task in pending:

@@ -138,7 +138,8 @@ class RolloutLoop:
     async def _pause(self, seconds: float) -> None:
         """Ends early at `stop`."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
     async def _admit_one(self) -> bool:
         """Asks for one place, under a new group id each time: an answer that got lost must not be asked for again."""

@@ -22,6 +22,7 @@ from shared.configuration import Configuration, RedisSection
 from shared.errors import ConfigurationError
 from shared.redis_address import PROTOCOL, connection_url
 from shared.redis_checks import require_usable_async
+from shared.redis_connections import keep_cancellations
 
 BACKLOG: Final = 4_096
 STOP_TIMEOUT_S: Final = 5
@@ -72,9 +73,11 @@ def server_settings(hub: Hub, *, stop_timeout_s: int) -> uvicorn.Config:
 
 def redis_client(section: RedisSection) -> redis.asyncio.Redis:
     """Raises at once while Redis is away: whoever asked the hub for something is told."""
-    return redis.asyncio.Redis.from_url(
+    client = redis.asyncio.Redis.from_url(
         connection_url(section.url), protocol=PROTOCOL, socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S
     )
+    keep_cancellations(client.connection_pool)
+    return client
 
 
 async def _serve(configuration: Configuration) -> None:

@@ -39,6 +39,7 @@ from shared.configuration import EnvAgentsSection
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec
 from shared.keys import Keys
 from shared.ledger import AdmissionLedger
+from shared.redis_connections import keep_cancellations
 
 
 @pytest.fixture(scope="session")
@@ -132,6 +133,7 @@ def agent(renderer, client) -> EnvironmentAgent:
 @pytest.fixture
 async def redis_async(redis_url) -> AsyncIterator[redis.asyncio.Redis]:
     async with redis.asyncio.Redis.from_url(redis_url, retry=Retry(NoBackoff(), 0)) as client:
+        keep_cancellations(client.connection_pool)
         yield client
 
 

@@ -19,6 +19,7 @@ from services.env_agents.running_group import GroupRules
 from shared import trajectory as trajectories
 from shared.environment_spec import EnvironmentLimits, EnvironmentSpec
 from shared.ledger import AdmissionLedger, DiscardReason, TrainingLedger
+from shared.redis_connections import keep_cancellations
 from shared.trajectory import Outcome
 
 GROUP_SIZE = 4
@@ -317,8 +318,8 @@ async def test_endings_are_followed_again_after_redis_was_away(run_loop, registe
 async def test_a_redis_user_without_channels_cancels_at_lease_renewals(
     run_loop, register, training, redis_client, redis_url, keys, gate
 ):
-    narrow = redis.asyncio.Redis.from_url(redis_url, username="narrow", password="")
-    async with narrow as client:
+    async with redis.asyncio.Redis.from_url(redis_url, username="narrow", password="") as client:
+        keep_cancellations(client.connection_pool)
         await register()
         gate.let(0)
         loop, _, task = await run_loop(lease_s=0.3, ledger=AdmissionLedger(client, keys))

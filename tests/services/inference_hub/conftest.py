@@ -11,13 +11,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-import redis.asyncio
 import uvicorn
 from aiohttp import web
 
 from services.inference_hub.hub import Hub, open_hub
-from services.inference_hub.server import server_settings
-from shared.configuration import Configuration, EnginesSection, InferenceHubSection, RunSection, TrainerSection
+from services.inference_hub.server import redis_client, server_settings
+from shared.configuration import Configuration, EnginesSection, InferenceHubSection, RedisSection, RunSection, TrainerSection
 from shared.keys import Keys
 
 VOCABULARY = 10**6
@@ -300,7 +299,7 @@ def serve_hub(redis_url: str, keys: Keys) -> Callable[..., Any]:
             inference_hub=InferenceHubSection(**section),
             trainer=TrainerSection(num_updates=1),
         )
-        async with redis.asyncio.Redis.from_url(redis_url) as store, open_hub(configuration, store) as hub:
+        async with redis_client(RedisSection(url=redis_url)) as store, open_hub(configuration, store) as hub:
             listener = socket.create_server(("127.0.0.1", 0))
             server = uvicorn.Server(server_settings(hub, stop_timeout_s=1))
             serving = asyncio.create_task(server.serve(sockets=[listener]))
