@@ -33,15 +33,20 @@ class GroupMember(msgspec.Struct, frozen=True):
     id: str
     url: str
     tensor_parallel_size: int = 1
-    model_path: str = ""
 
 
 class EngineReply(msgspec.Struct, frozen=True):
     id: str
     url: str
     state: str
+    model_path: str = ""
     problem: str | None = None
     """Why it is not ready, as a sentence."""
+
+    @property
+    def is_live(self) -> bool:
+        """It can take weights."""
+        return self.state in ("ready", "syncing")
 
 
 class WeightGroupReply(msgspec.Struct, frozen=True):
@@ -115,6 +120,10 @@ class HubClient:
 
     def engines(self) -> list[EngineReply]:
         return self._call("GET", "/engines", list[EngineReply])
+
+    def quarantine(self, engine_id: str, problem: str) -> None:
+        """Leaves an engine out until it restarts."""
+        self._call("POST", f"/engines/{engine_id}/quarantine", dict, {"problem": problem})
 
     def usage(self) -> list[EngineReading]:
         """How long each engine was ready, idle and busy up to now."""

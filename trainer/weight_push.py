@@ -29,7 +29,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from shared.configuration import WeightPushSection
-from shared.errors import EngineError, WeightUpdateError
+from shared.errors import ConfigurationError, EngineError, WeightUpdateError
 from trainer.hub_client import (
     AlreadyInForceError,
     CommitReply,
@@ -88,7 +88,7 @@ class WeightPusher:
     ) -> None:
         """Args: dtype: the engines', in which weights travel. device: the trainer's; gloo and disk go from the machine's memory.
         patience_s: longest wait for the hub to answer and for a first engine. notice: is told what is waited for or left out.
-        check_model: raises if an engine, by its URL, has another model than the trainer in its model directory.
+        check_model: raises ConfigurationError if an engine, by its URL, has another model than the trainer in its model directory.
         can_check_values: the engines compute checksums as `ChecksumBuilder` does; else they are compared with each other.
 
         Raises: ConfigurationError if the shared folder cannot be used.
@@ -184,7 +184,7 @@ class WeightPusher:
         live: list[str] = []
         if num_groups > 1:
             with suppress(WeightUpdateError, EngineError):
-                live = sorted(engine.id for engine in self._hub.engines() if engine.state in ("ready", "syncing"))
+                live = sorted(engine.id for engine in self._hub.engines() if engine.is_live)
         return [part for index in range(num_groups) if (part := tuple(live[index::num_groups]))] or [None]
 
     def _until_done(self, source: WeightSource, version: int, engine_ids: EngineIds | None) -> "_Attempt":
@@ -265,7 +265,9 @@ class WeightPusher:
         return self._channels[engine_ids]
 
     def _open_channel(self, engine_ids: EngineIds | None) -> Channel:
-        address = reachable_address([engine.url for engine in self._hub.engines()])
+        engines = self._hub.engines()
+        self._leave_out_misfits(engines)
+        address = reachable_address([engine.url for engine in engines])
         presence = self._present_at(address)
         # Each group has a store of its own: its end is what lets engines go that wait in vain for the others to join.
         store = listen(address, timeout=self._timeout) if self._settings.transport == "broadcast" else presence
@@ -278,8 +280,6 @@ class WeightPusher:
             transport=self._settings.transport,
             engine_ids=engine_ids,
         )
-        for member in reply.engines:
-            self._check_model(member.url, member.model_path)
         try:
             channel = self._joined(store, reply)
         except WeightUpdateError as error:
@@ -300,6 +300,18 @@ class WeightPusher:
             del store  # As above: engines that still wait there are let go by its end, and the error keeps this frame.
             raise
         return channel
+
+    def _leave_out_misfits(self, engines: Sequence[EngineReply]) -> None:
+        """Keeps live engines of another model from groups and calls. Raises: ConfigurationError for one before the first push."""
+        for engine in engines:
+            try:
+                if engine.is_live:
+                    self._check_model(engine.url, engine.model_path)
+            except ConfigurationError as error:
+                if not self._num_pushes:
+                    raise
+                self._hub.quarantine(engine.id, str(error))
+                self._notice(f"training goes on without an engine: {error}")
 
     def _joined(self, store: TCPStore, reply: WeightGroupReply) -> Channel:
         if self._directory is not None:

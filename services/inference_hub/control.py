@@ -23,6 +23,7 @@ from services.inference_hub.messages import (
     NewEngine,
     NewWeightGroup,
     NewWeightUpdate,
+    Quarantine,
     Readiness,
     Status,
     UpdateReport,
@@ -53,6 +54,7 @@ def describe(engine: Engine, registry: EngineRegistry) -> EngineDescription:
         url=engine.url,
         state=state.value,
         version=engine.version,
+        model_path=engine.model_path,
         tensor_parallel_size=engine.tensor_parallel_size,
         outstanding_calls=engine.num_outstanding_calls,
         outstanding_tokens=engine.outstanding_tokens,
@@ -89,7 +91,6 @@ def _describe_group(group: WeightGroup) -> WeightGroupDescription:
             url=member.engine.url,
             rank_offset=member.rank_offset,
             tensor_parallel_size=member.tensor_parallel_size,
-            model_path=member.engine.model_path,
         )
         for member in group.members
     ]
@@ -123,6 +124,11 @@ def engine_routes(hub: Hub) -> APIRouter:
     async def remove_engine(engine_id: EngineId, force: Force = False) -> EngineDescription:
         """Takes an engine out of routing; it is forgotten when the calls it has are answered. It keeps running."""
         return describe(await hub.remove(engine_id, is_forced=force), hub.registry)
+
+    @routes.post("/{engine_id}/quarantine", responses=refusals(refusal_examples.QUARANTINE_ENGINE))
+    async def quarantine_engine(engine_id: EngineId, body: Quarantine) -> EngineDescription:
+        """Keeps an engine that cannot take the run's weights from weight groups and calls until it restarts."""
+        return describe(await hub.quarantine(engine_id, body.problem), hub.registry)
 
     return routes
 

@@ -147,6 +147,12 @@ class Hub:
                 "same run.id in their run files, and restart those that have another one"
             )
 
+    async def quarantine(self, engine_id: str, problem: str) -> Engine:
+        """Gives an engine no weights and no calls until it restarts. Raises: UnknownEngineError; EngineBusyError."""
+        engine = self._idle_member(engine_id)
+        await self.registry.quarantine(engine, problem)
+        return engine
+
     async def remove(self, engine_id: str, *, is_forced: bool) -> Engine:
         """Takes an engine out of routing; it is forgotten once it is idle, or at once, and then its calls begin again elsewhere."""
         engine = self._drain(engine_id)
@@ -155,15 +161,20 @@ class Hub:
         return engine
 
     def _drain(self, engine_id: str) -> Engine:
-        engine = self.registry.by_id.get(engine_id)
-        if engine is None:
-            raise UnknownEngineError(f"engine {engine_id} must be registered, and is not; GET /engines lists those that are")
-        if engine.is_updating:
-            raise EngineBusyError(f"engine {engine_id} takes part in a weight update; remove it when the update has ended")
+        engine = self._idle_member(engine_id)
         if not engine.is_draining:
             engine.is_draining = True
             self.registry.refresh()
             self._tasks.create_task(self._forget_when_idle(engine))
+        return engine
+
+    def _idle_member(self, engine_id: str) -> Engine:
+        """One that is in no weight update."""
+        engine = self.registry.by_id.get(engine_id)
+        if engine is None:
+            raise UnknownEngineError(f"engine {engine_id} must be registered, and is not; GET /engines lists those that are")
+        if engine.is_updating:
+            raise EngineBusyError(f"engine {engine_id} takes part in a weight update; try again when the update has ended")
         return engine
 
     def watch_all(self) -> None:

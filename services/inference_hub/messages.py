@@ -57,6 +57,9 @@ class EngineDescription(Message):
         description="Only a ready engine gets calls.", examples=["syncing"]
     )
     version: int | None = Field(description="Policy version in the engine's label; null if unknown.", examples=[11])
+    model_path: str = Field(
+        description="The model that the engine was started with; empty until it has answered.", examples=["/models/qwen3-8b"]
+    )
     tensor_parallel_size: int = Field(examples=[8])
     outstanding_calls: int = Field(description="Generate calls it is answering.", examples=[0])
     outstanding_tokens: int = Field(description="Tokens it has to prefill and sample for them, at most.", examples=[0])
@@ -83,6 +86,17 @@ class EngineUsage(Message):
     used_s: float = Field(
         description="Of these, each weighted by the share of its limits that its calls used; 0 if it has told none.",
         examples=[1_590.0],
+    )
+
+
+class Quarantine(Message):
+    problem: str = Field(
+        min_length=1,
+        max_length=4_000,
+        description="Why it cannot take this run's weights, as a sentence.",
+        examples=[
+            "engine http://10.0.0.7:30000 must serve the model of run.model_path, and its own has other weights: lm_head is …"
+        ],
     )
 
 
@@ -115,7 +129,6 @@ class GroupMember(Message):
     url: str = Field(examples=["http://10.0.0.7:30000"])
     rank_offset: int = Field(description="The engine's first rank in the group.", examples=[1])
     tensor_parallel_size: int = Field(examples=[8])
-    model_path: str = Field(description="The model that the engine was started with.", examples=["/models/qwen3-8b"])
 
 
 class WeightGroupDescription(Message):

@@ -27,10 +27,15 @@ REGISTER_ENGINE: Final[Sentences] = {
 }
 REMOVE_ENGINE: Final[Sentences] = {
     **_UNKNOWN_ENGINE,
-    409: "engine 3f1c9a0d5e77 takes part in a weight update; remove it when the update has ended",
+    409: "engine 3f1c9a0d5e77 takes part in a weight update; try again when the update has ended",
     422: "DELETE /engines/3f1c9a0d5e77: query.force: Input should be a valid boolean, unable to interpret input, got 'maybe'; "
     "/docs shows what it takes",
     **_NO_REDIS,
+}
+QUARANTINE_ENGINE: Final[Sentences] = {
+    **_UNKNOWN_ENGINE,
+    409: REMOVE_ENGINE[409],
+    422: "POST /engines/3f1c9a0d5e77/quarantine: body.problem: Field required, got {}; /docs shows what it takes",
 }
 FORM_GROUP: Final[Sentences] = {
     409: "a weight group needs at least one live engine, got none; register one with POST /engines",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shared.configuration import WeightPushSection
-from shared.errors import EngineError, WeightUpdateError
+from shared.errors import ConfigurationError, EngineError, WeightUpdateError
 from trainer import weight_push
 from trainer.hub_client import HubClient, NoEngineError
 from trainer.weight_buckets import WeightSource
@@ -67,6 +67,9 @@ class Hub(ThreadingHTTPServer):
             return 200, self.listed
         if path == "/weights":
             return 200, self.weights
+        if path.endswith("/quarantine"):
+            self.listed = [engine for engine in self.listed if engine["id"] != path.split("/")[2]]
+            return 200, {}
         is_last = path.endswith("/buckets") and body["is_last"]
         return 200, {"state": "committed", "report": COMMIT} if is_last else {"state": "loading"}
 
@@ -132,7 +135,7 @@ def pusher(hub, one_rank, monkeypatch):
     pusher.close()
 
 
-def new_pusher(address, *, patience_s=30.0, timeout_s=30.0, notice=lambda _: None):
+def new_pusher(address, *, patience_s=30.0, timeout_s=30.0, notice=lambda _: None, **options):
     settings = WeightPushSection(backend="gloo", bucket_mib=1, timeout_s=timeout_s)
     return WeightPusher(
         HubClient(address, timeout_s=30.0),
@@ -141,6 +144,7 @@ def new_pusher(address, *, patience_s=30.0, timeout_s=30.0, notice=lambda _: Non
         device=torch.device("cpu"),
         patience_s=patience_s,
         notice=notice,
+        **options,
     )
 
 
@@ -294,6 +298,36 @@ def test_an_engine_that_joins_late_is_brought_up_alone(hub, pusher):
     forming = [body for _, first, last, body in hub.calls if (first, last) == ("weight_groups", "")][-1]
     assert forming["engine_ids"] == ["e"]
     assert set(hub.received()) == {"a.weight", "b.weight"}
+
+
+MISFIT = {"id": "other", "url": "http://127.0.0.1:10", "state": "syncing", "model_path": "/models/other"}
+
+
+def refuse_misfit(url, model_path):
+    if model_path == MISFIT["model_path"]:
+        raise ConfigurationError(f"engine {url} has other weights")
+
+
+def test_an_engine_of_another_model_ends_a_run_before_its_first_push(hub, one_rank):
+    pusher = new_pusher(hub.address, check_model=refuse_misfit)
+    hub.listed.append(MISFIT)
+    with pytest.raises(ConfigurationError, match=r"engine http://127\.0\.0\.1:10 has other weights"):
+        pusher.push(SOURCE, 0)
+    assert hub.num_groups == 0
+    pusher.close()
+
+
+def test_an_engine_of_another_model_that_joins_later_is_left_out_and_said(hub, one_rank):
+    pusher = new_pusher(hub.address, check_model=refuse_misfit, notice=hub.notices.append)
+    pusher.push(SOURCE, 3)
+    hub.listed.append(MISFIT)
+    hub.refusals.append(("/weight_updates", 409, {"detail": "an engine joined", "code": "group_stale"}))
+    assert not pusher.push(SOURCE, 4).is_deferred
+    assert MISFIT not in hub.listed
+    sentence = "engine http://127.0.0.1:10 has other weights"
+    assert [body for method, _, last, body in hub.calls if (method, last) == ("POST", "quarantine")] == [{"problem": sentence}]
+    assert f"training goes on without an engine: {sentence}" in hub.notices
+    pusher.close()
 
 
 def test_a_push_whose_answer_was_lost_is_not_made_twice(hub, pusher):

@@ -114,6 +114,30 @@ async def test_an_engine_that_alone_cannot_load_is_quarantined_until_it_restarts
         await served.wait_until(lambda: len(served.hub.registry.wanting) == 1, description="it asks for weights again")
 
 
+async def test_a_quarantined_engine_gets_no_weights_and_no_calls(serve_hub, start_engine, make_trainer):
+    good, other = [await start_engine() for _ in range(2)]
+    async with serve_hub(good.url, other.url) as served:
+        await served.until_ready(2)
+        [other_id] = ids(served, other)
+        trainer = make_trainer(served)
+        await trainer.form_group()
+        status, answer = await served.post(f"/engines/{other_id}/quarantine", {"problem": "it serves another model"})
+        assert (status, answer["state"], answer["problem"]) == (200, "quarantined", "it serves another model")
+        assert (await trainer.begin(1))[0] == 409, "the group has an engine that takes no weights"
+        assert (await trainer.form_group())[1]["world_size"] == 2
+        assert (await trainer.push(1))[0] == 200
+        assert [engine.url for engine in served.hub.registry.routable] == [good.url]
+        assert (await served.post("/engines/nobody/quarantine", {"problem": "why"}))[0] == 404
+
+
+async def test_an_engine_in_an_update_is_not_quarantined(weight_group):
+    async with weight_group() as (served, engine, trainer):
+        await trainer.begin(1)
+        status, answer = await served.post(f"/engines/{ids(served, engine)[0]}/quarantine", {"problem": "why"})
+        assert status == 409
+        assert "takes part in a weight update; try again when the update has ended" in answer["detail"]
+
+
 @pytest.mark.parametrize(
     ("transport", "bucket", "path", "expected"),
     [
