@@ -30,6 +30,7 @@ from torch import Tensor
 
 from shared.decoding import UNDECODABLE
 from shared.errors import ConfigurationError
+from shared.freed_memory import give_back
 from trainer import ranks
 from trainer.random_state import RandomState
 from trainer.snapshots import Copier, SnapshotFile, snapshot
@@ -230,7 +231,9 @@ class Checkpoints:
         if self._saving is None:
             return None
         saving, self._saving = self._saving, None
-        return saving.result()
+        result = saving.result()
+        give_back()  # The copies lay between what is still needed, and so the heap would grow from save to save.
+        return result
 
     def close(self) -> None:
         """Lets a save under way end: what it writes is nobody's to finish later."""

@@ -18,7 +18,7 @@ from services.inference_hub.dispatcher import Arrival, Dispatcher
 from services.inference_hub.engine_client import EngineUnreachableError
 from services.inference_hub.engines import Engine, EngineRegistry
 from services.inference_hub.gate import Gate
-from services.inference_hub.idle_memory import IdleMemory, give_back
+from services.inference_hub.idle_memory import IdleMemory
 from services.inference_hub.metrics import Metrics
 from services.inference_hub.resume import (
     Call,
@@ -32,6 +32,7 @@ from services.inference_hub.routing import StrategyName, strategy
 from services.inference_hub.sessions import Sessions
 from services.inference_hub.waiting import WaitingCalls
 from shared.errors import EngineError
+from shared.freed_memory import give_back
 
 Scope = Mapping[str, Any]
 Message = dict[str, Any]

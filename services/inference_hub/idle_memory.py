@@ -1,10 +1,5 @@
-"""Gives memory back that a burst of calls left behind.
+"""When to give memory back that a burst of calls left behind: a hub that once had 10,000 calls open would stay as large as then."""
 
-glibc keeps what is freed for the next allocation, and returns only what lies at the end of its heap: a hub that once had 10,000
-calls open would stay as large as it was then. Its own `malloc_trim` returns every whole page that is free.
-"""
-
-import ctypes
 from typing import Final
 
 MIN_CALLS: Final = 1_000
@@ -29,10 +24,3 @@ class IdleMemory:
             return False
         self._most_calls = 0
         return True
-
-
-def give_back() -> None:
-    """Takes milliseconds. Without effect where the C library is another."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

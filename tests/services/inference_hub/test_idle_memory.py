@@ -1,6 +1,4 @@
-import ctypes
-
-from services.inference_hub.idle_memory import IDLE_S, MIN_CALLS, IdleMemory, give_back
+from services.inference_hub.idle_memory import IDLE_S, MIN_CALLS, IdleMemory
 
 
 def test_memory_is_given_back_once_when_a_burst_is_over():
@@ -20,8 +18,3 @@ def test_a_burst_between_two_looks_counts_from_the_first_that_finds_it():
     assert not memory.is_due(100, MIN_CALLS)
     assert not memory.is_due(100 + IDLE_S, 1)
     assert memory.is_due(100 + 2 * IDLE_S, 0)
-
-
-def test_giving_back_is_harmless_without_glibc(monkeypatch):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    give_back()
