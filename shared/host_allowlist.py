@@ -12,7 +12,12 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
-METADATA_SERVERS: Final = frozenset(map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254")))
+METADATA_SERVERS: Final = frozenset(
+    map(
+        ipaddress.ip_address,
+        ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254", "fd00:c1::a9fe:a9fe"),
+    )
+)
 """Those that clouds have outside of the link-local networks: who reaches one may get the machine's credentials."""
 
 

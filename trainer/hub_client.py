@@ -122,7 +122,7 @@ class HubClient:
         return self._call("GET", "/engines", list[EngineReply])
 
     def quarantine(self, engine_id: str, problem: str) -> None:
-        """Leaves an engine out until it restarts."""
+        """Leaves an engine out until the hub loses it, as in a restart."""
         self._call("POST", f"/engines/{engine_id}/quarantine", dict, {"problem": problem})
 
     def usage(self) -> list[EngineReading]:

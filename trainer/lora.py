@@ -21,7 +21,7 @@ def add_adapter(causal_lm: Any, settings: LoraSection) -> None:
         import peft
     except ImportError as error:
         raise ConfigurationError(
-            "trainer.lora needs the package peft, which is not installed; pip install 'headrace[lora]'"
+            "trainer.lora needs the package peft, which is not installed; in the checkout, pip install '.[lora]'"
         ) from error
     _require_no_embedding(causal_lm, settings.target_modules)
     config = peft.LoraConfig(

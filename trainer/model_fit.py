@@ -48,8 +48,14 @@ def model_check(config: Any) -> Callable[[str, str], None]:
         path = Path(model_path)
         if model_path in fitting or not (path / "config.json").is_file():
             return
-        theirs = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
-        if found := differences(shapes_of(config), shapes_of(theirs)):
+        try:
+            theirs = shapes_of(transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False))
+        except (ValueError, OSError) as error:
+            raise ConfigurationError(
+                f"engine {engine_url} must serve the model of run.model_path, and its own, {model_path!r}, is no causal language "
+                f"model that transformers knows: {error}; start the engine with the model of the run file"
+            ) from error
+        if found := differences(shapes_of(config), theirs):
             more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
             raise ConfigurationError(
                 f"engine {engine_url} must serve the model of run.model_path, and its own, {model_path!r}, has other weights: "

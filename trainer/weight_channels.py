@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.multiprocessing import reductions
@@ -219,7 +220,7 @@ def write_set(buckets: Iterator[Bucket], directory: Path, version: int) -> Path:
         partial.rename(final)
         for old in sorted(directory.glob(f"{SET_PREFIX}*"), key=lambda path: path.stat().st_mtime)[:-KEPT_SETS]:
             shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise WeightUpdateError(
             f"trainer.weight_push.directory must be a folder that the trainer can write to, got {str(directory)!r}: {error}"
         ) from error

@@ -267,7 +267,7 @@ class WeightPusher:
     def _open_channel(self, engine_ids: EngineIds | None) -> Channel:
         engines = self._hub.engines()
         self._leave_out_misfits(engines)
-        address = reachable_address([engine.url for engine in engines])
+        address = reachable_address(engine.url for engine in engines if engine.is_live)
         presence = self._present_at(address)
         # Each group has a store of its own: its end is what lets engines go that wait in vain for the others to join.
         store = listen(address, timeout=self._timeout) if self._settings.transport == "broadcast" else presence

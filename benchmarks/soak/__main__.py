@@ -46,6 +46,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the run (default 0)")
     live_options.add_arguments(parser, directory="runs/soak")
     options = parser.parse_args()
+    if options.warm_up is None:
+        options.warm_up = min(LONGEST_WARM_UP, WARM_UP_SHARE * options.minutes)
+    if options.warm_up >= options.minutes:
+        parser.error(f"--warm-up must be less than --minutes, got {options.warm_up:g} and {options.minutes:g}; play longer")
     folder, policy = live_options.prepare(options)
     report = soak(folder, policy, options)
     print(json.dumps(report))
@@ -74,8 +78,7 @@ def soak(folder: Path, policy: Path, options: argparse.Namespace) -> dict[str, A
         observed = observe(live, folder, options)
     finally:
         live.stop()
-    warm_up_s = 60 * (min(LONGEST_WARM_UP, WARM_UP_SHARE * options.minutes) if options.warm_up is None else options.warm_up)
-    return reported(observed, folder, minutes=options.minutes, warm_up_s=warm_up_s)
+    return reported(observed, folder, minutes=options.minutes, warm_up_s=60 * options.warm_up)
 
 
 def observe(live: "LiveRun", folder: Path, options: argparse.Namespace) -> Observed:

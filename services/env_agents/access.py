@@ -11,7 +11,7 @@ from shared import bearer_tokens
 from shared.agents_token import VARIABLE
 
 OPEN_PATHS: Final = frozenset({"/health", "/status", "/metrics"})
-"""For probes, autoscalers and Prometheus: counts, and nothing that changes or names anything."""
+"""For probes, autoscalers and Prometheus: counts, with the names of agent processes and environments, and nothing that changes."""
 REFUSAL: Final = (
     f"this request must have the header Authorization: Bearer with the agents' token, and has not; the agents' is in {VARIABLE}"
 )

@@ -127,7 +127,7 @@ def engine_routes(hub: Hub) -> APIRouter:
 
     @routes.post("/{engine_id}/quarantine", responses=refusals(refusal_examples.QUARANTINE_ENGINE))
     async def quarantine_engine(engine_id: EngineId, body: Quarantine) -> EngineDescription:
-        """Keeps an engine that cannot take the run's weights from weight groups and calls until it restarts."""
+        """Keeps an engine that cannot take the run's weights from weight groups and calls until it is lost, as in a restart."""
         return describe(await hub.quarantine(engine_id, body.problem), hub.registry)
 
     return routes

@@ -118,6 +118,8 @@ class Engine:
     limits: Limits = field(default_factory=Limits)
     """What it can run at the same time; more waits in it."""
     request_limits: RequestLimits = field(default_factory=RequestLimits)
+    has_told_limits: bool = False
+    """`request_limits` are all that it says of itself."""
     usage: Usage = field(default_factory=Usage)
     num_failed_probes: int = 0
     logged_state: EngineState | None = None
@@ -308,9 +310,9 @@ class EngineRegistry:
         await engine.client.close()
 
     async def quarantine(self, engine: Engine, problem: str) -> None:
-        """An engine that cannot take weights which others take: only a restart brings it back.
+        """An engine that cannot take weights which others take. It comes back when it is lost and found again, as in a restart.
 
-        It stays paused, so the calls in it begin again elsewhere."""
+        The calls in it begin again elsewhere."""
         engine.quarantined_because = problem
         self.refresh()
         await engine.client.close()

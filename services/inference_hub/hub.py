@@ -148,7 +148,10 @@ class Hub:
             )
 
     async def quarantine(self, engine_id: str, problem: str) -> Engine:
-        """Gives an engine no weights and no calls until it restarts. Raises: UnknownEngineError; EngineBusyError."""
+        """Gives an engine no weights and no calls until it is lost, as in a restart.
+
+        Raises: UnknownEngineError; EngineBusyError.
+        """
         engine = self._idle_member(engine_id)
         await self.registry.quarantine(engine, problem)
         return engine

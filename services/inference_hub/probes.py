@@ -80,6 +80,8 @@ class Prober:
         else:
             engine.num_failed_probes = 0
             engine.is_suspect = False
+            if not engine.has_told_limits and engine in self._registry.routable:
+                await self._ask_again(engine)
             self._registry.refresh()
             if engine.num_outstanding_calls:
                 load = await self._load(engine)
@@ -139,7 +141,7 @@ class Prober:
         engine.tensor_parallel_size = server.tp_size
         engine.model_path = server.model_path
         engine.limits = Limits(server.max_running_calls, server.max_total_num_tokens)
-        engine.request_limits = await self._request_limits(engine, server, may_generate=can_generate)
+        await self._learn_limits(engine, server, may_generate=can_generate)
         engine.is_overlapping = not server.disable_overlap_schedule
         engine.version = info.version
         engine.problem = None
@@ -147,15 +149,22 @@ class Prober:
         engine.is_verified = True
         _logger.info("engine=%s joined sglang=%s tensor_parallel_size=%d", engine.id, server.version, server.tp_size)
 
-    async def _request_limits(self, engine: Engine, server: ServerInfo, *, may_generate: bool) -> RequestLimits:
+    async def _learn_limits(self, engine: Engine, server: ServerInfo, *, may_generate: bool) -> None:
         """As far as it says: what it does not say it has to refuse itself."""
         context_tokens = vocabulary = None
+        engine.has_told_limits = False
         with suppress(EngineError):
             context_tokens = await engine.client.context_tokens(timeout_s=PROBE_TIMEOUT_S)
-        if may_generate and server.version in SAYS_VOCABULARY:  # While it is paused it would wait with its refusal.
-            with suppress(EngineError):
+            if may_generate and server.version in SAYS_VOCABULARY:  # While it is paused it would wait with its refusal.
                 vocabulary = await engine.client.vocabulary(timeout_s=PROBE_TIMEOUT_S)
-        return RequestLimits(server.max_req_input_len, context_tokens, vocabulary)
+            engine.has_told_limits = may_generate
+        engine.request_limits = RequestLimits(server.max_req_input_len, context_tokens, vocabulary)
+
+    async def _ask_again(self, engine: Engine) -> None:
+        """For the limits of one that could not tell them all when it was verified, such as while it waited for weights."""
+        with suppress(EngineError):
+            server = await engine.client.server_info(timeout_s=VERIFY_TIMEOUT_S)
+            await self._learn_limits(engine, server, may_generate=True)
 
     async def _load(self, engine: Engine) -> EngineLoad:
         """Its scheduler's own word, which corrects the hub's idea of what it can run. One that gives none is none the worse."""

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from shared import redis_address
+from shared.redis_connections import keep_cancellations
 
 POLL_S: Final = 0.2
 PROBE_TIMEOUT_S: Final = 5.0
@@ -48,6 +49,7 @@ def redis_answers(url: str) -> Probe:
             async with Redis.from_url(
                 redis_address.connection_url(url), socket_timeout=PROBE_TIMEOUT_S, socket_connect_timeout=PROBE_TIMEOUT_S
             ) as client:
+                keep_cancellations(client.connection_pool)
                 return bool(await client.ping())
         except RedisError:
             return False

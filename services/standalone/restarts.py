@@ -1,5 +1,6 @@
 """Whether a process that ended unasked is started again, and when. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -8,6 +9,7 @@ from shared.run_arguments import BAD_INPUT
 
 FIRST_DELAY_S: Final = 0.5
 LONGEST_DELAY_S: Final = 30.0
+MOST_DOUBLINGS: Final = math.ceil(math.log2(LONGEST_DELAY_S / FIRST_DELAY_S))
 STEADY_S: Final = 10.0
 """A life that lasted so long starts the delays anew: it was not the start that failed."""
 PROOF_S: Final = 60.0
@@ -55,4 +57,4 @@ def delay_s(life: EndedLife, short_lives: int, restarted_at: Sequence[float], po
         return None
     if sum(now - time < policy.window_s for time in restarted_at) >= policy.max_restarts:
         return None
-    return min(LONGEST_DELAY_S, FIRST_DELAY_S * float(2 ** max(0, short_lives - 1)))
+    return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(MOST_DOUBLINGS, max(0, short_lives - 1)))

@@ -36,6 +36,16 @@ def test_an_engine_with_another_model_is_named_with_what_differs(tmp_path):
     assert "http://10.0.0.7:30000" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "described",
+    ['{"model_type": "unheard_of"}', "{}", '{"model_type": "clip"}', "no JSON", '{"auto_map": {"AutoConfig": "code.Config"}}'],
+)
+def test_an_engine_with_a_model_of_an_unknown_kind_is_named(tmp_path, described):
+    (tmp_path / "config.json").write_text(described)
+    with pytest.raises(ConfigurationError, match=r"engine http://10\.0\.0\.7:30000 must serve the model of run.model_path"):
+        model_check(config())("http://10.0.0.7:30000", str(tmp_path))
+
+
 def test_the_same_model_and_one_that_cannot_be_seen_pass(tmp_path):
     config().save_pretrained(tmp_path)
     check = model_check(config())

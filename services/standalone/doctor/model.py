@@ -15,7 +15,7 @@ from services.standalone.doctor.programs import Reply, ask
 from shared.configuration import EnvAgentsSection
 
 RENDERER_TIMEOUT_S: Final = 120.0
-AGENTS_EXTRA: Final = "pip install 'headrace[agents]', if the agents are to run on this machine"
+AGENTS_EXTRA: Final = "in the checkout, pip install '.[agents]', if the agents are to run on this machine"
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def _check_part(extra: str, packages: Packages) -> Finding:
     name, rule = f"packages: {extra}", PURPOSE_BY_EXTRA[extra]
     requirements = [requirement for requirement in packages.requirements if requirement.extra == extra]
     installed = packages.version_by_name
-    install = f"pip install '{DISTRIBUTION}[{extra}]'"
+    install = f"in the checkout, pip install '.[{extra}]'"
     if missing := [requirement.name for requirement in requirements if requirement.name not in installed]:
         return warning(name, f"missing: {', '.join(missing)}", rule, f"{install}, if it is to run on this machine")
     unfit = [one for one in requirements if not is_satisfied(installed[one.name], one.versions)]

@@ -61,6 +61,8 @@ def test_a_default_admits_this_machine_alone():
         "fe80::1",
         "fe80::1%eth0",
         "fd00:ec2::254",
+        "fd20:ce::254",
+        "fd00:c1::a9fe:a9fe",
         "100.100.100.200",
         "168.63.129.16",
         "0.0.0.0",

@@ -10,7 +10,7 @@ def life(*, is_first=False, status=-9, lived_s=50.0, was_ready: bool | None = Tr
 
 
 def test_delays_double_while_lives_are_short_and_are_bounded():
-    delays = [delay_s(life(), short_lives, [], POLICY, now=0.0) for short_lives in (0, 1, 2, 3, 7, 50)]
+    delays = [delay_s(life(), short_lives, [], POLICY, now=0.0) for short_lives in (0, 1, 2, 3, 7, 5_000)]
     assert delays == [0.5, 0.5, 1.0, 2.0, 30.0, 30.0]
 
 

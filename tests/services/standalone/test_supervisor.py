@@ -5,6 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.standalone import keeper
 from services.standalone.observer import State
 from services.standalone.readiness import wait_until
 from services.standalone.restarts import RestartPolicy
@@ -203,16 +204,24 @@ async def test_process_that_never_worked_is_not_started_again(tmp_path, recorder
     assert recorder.restarted == []
 
 
-async def test_later_life_that_does_not_get_ready_in_time_is_ended_and_started_again(tmp_path, recorder):
+async def test_later_life_that_does_not_get_ready_in_time_is_ended_and_started_again(tmp_path, recorder, monkeypatch):
     lives, done = tmp_path / "lives", tmp_path / "done"
     code = f"import os\nif life == 1: os.kill(os.getpid(), 9)\nif life == 3: pathlib.Path({str(done)!r}).touch()\ntime.sleep(600)"
     code = until(tmp_path / "going") + code
 
-    async def is_ready() -> bool:
-        life = len(lives.read_text()) if lives.is_file() else 0
-        return life == 1 + len(recorder.restarted) and life != 2
+    def life() -> int:
+        return len(lives.read_text()) if lives.is_file() else 0
 
-    hanging = member("hub", counting(lives, code), is_ready=is_ready, ready_timeout_s=1.0)
+    async def wait_until(probe, *, timeout_s) -> bool:
+        while life() != 1 + len(recorder.restarted):  # noqa: ASYNC110 - what it waits for is a process
+            await asyncio.sleep(0.01)
+        return await probe()
+
+    async def is_ready() -> bool:
+        return life() != 2
+
+    monkeypatch.setattr(keeper, "wait_until", wait_until)
+    hanging = member("hub", counting(lives, code), is_ready=is_ready)
     supervised = Supervisor(tmp_path, recorder, restarts=PATIENT)
     await supervised.run(stages(hanging, member("trainer", goes_on(tmp_path, until(done)))))
     assert recorder.restarted == [("hub", "was killed by SIGKILL"), ("hub", "was killed by SIGTERM")]

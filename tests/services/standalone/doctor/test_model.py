@@ -41,7 +41,7 @@ def test_what_is_missing_is_a_row(change, check, severity):
 
 def test_missing_packages_name_the_extra():
     facts = Model("x", True, 1, True, Reply(renderer_probe.PACKAGE_MISSING, "", "No module named 'renderers'"))
-    assert "headrace[agents]" in model.check(facts, "auto")[-1].remedy
+    assert ".[agents]" in model.check(facts, "auto")[-1].remedy
 
 
 def test_real_models_chat_format_is_tried(tiny_model):

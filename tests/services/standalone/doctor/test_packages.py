@@ -38,7 +38,7 @@ def test_part_that_is_not_installed_names_its_extra():
     found = row("packages: hub", versions={"aiohttp": "3.12"})
     assert found.severity is Severity.WARNING
     assert found.found == "missing: uvloop"
-    assert found.remedy == "pip install 'headrace[hub]', if it is to run on this machine"
+    assert found.remedy == "in the checkout, pip install '.[hub]', if it is to run on this machine"
 
 
 def test_package_of_a_version_that_does_not_fit_is_a_problem():
