@@ -128,20 +128,33 @@ class LiveRun:
 
     def settle(self, books: Callable[[], Books], *, timeout_s: float) -> bool:
         """Starts no more episodes; returns when no group runs and no batch is left to train, or False when that takes too long."""
-        configuration = self.configuration
-        [environment] = configuration.env_agents.environments
-        url = f"{configuration.env_agents.address}/environments/{environment.name}"
-        httpx.patch(url, json={"is_paused": True}, timeout=30, trust_env=False).raise_for_status()
+        batch_groups = self.configuration.rollout.rollout_batch_size
+        self._set_paused(is_paused=True)
 
         def is_at_rest() -> bool:
             now = books()
-            return now.running == 0 and now.ready < configuration.rollout.rollout_batch_size
+            return now.running == 0 and now.ready < batch_groups
 
         try:
             self.wait_until(is_at_rest, "nothing runs", timeout_s=timeout_s)
         except TimeoutError:
             return False
         return True
+
+    def resume(self) -> None:
+        """Lets episodes begin again after `settle`."""
+        self._set_paused(is_paused=False)
+
+    def pause(self, seconds: float) -> None:
+        """Raises: RuntimeError if the run ends before."""
+        until = time.monotonic() + seconds
+        self.wait_until(lambda: time.monotonic() >= until, f"{seconds:g} s have passed", timeout_s=seconds + START_TIMEOUT_S)
+
+    def _set_paused(self, *, is_paused: bool) -> None:
+        configuration = self.configuration
+        [environment] = configuration.env_agents.environments
+        url = f"{configuration.env_agents.address}/environments/{environment.name}"
+        httpx.patch(url, json={"is_paused": is_paused}, timeout=30, trust_env=False).raise_for_status()
 
     def stop(self) -> int:
         """Ends the run as Ctrl-C does; the exit status of `headrace up`."""

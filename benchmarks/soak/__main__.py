@@ -1,8 +1,10 @@
 """Runs the whole stack under load for a long time and says what grew: memory, connections, files, threads, tasks, Redis keys.
 
 Redis, two SGLang engines on the CPU, the hub, two agent processes and the trainer under `headrace up`, training the demo's policy.
-Nothing is killed. Growth is between the medians of the first and the last fifth of the samples after the warm-up. The samples, a
-plot and everything that the processes wrote stay in --directory. The last line is a JSON object.
+Nothing is killed. Memory is compared under load, between the medians of the first and the last fifth of the samples after the
+warm-up; what follows the load, between two rests, one after the warm-up and one at the end, in which nothing runs and idle
+connections are closed. The samples, a plot and everything that the processes wrote stay in --directory. The last line is a JSON
+object.
 """
 
 import argparse
@@ -30,6 +32,8 @@ examples:
 The exit status is 1 if something grew by more than it may, or is left when nothing runs any more.
 """
 SETTLE_S = 120.0
+REST_S = 90.0
+"""Longer than anybody keeps a connection that is idle, but for Redis's."""
 LONGEST_WARM_UP = 10.0
 WARM_UP_SHARE = 1 / 3
 SHOWN_EVERY = 12
@@ -58,11 +62,11 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Observed:
-    """What a run showed: samples under load, then one when nothing ran any more."""
+    """What a run showed: samples under load, and one in each rest."""
 
     configuration: "Configuration"
     samples: "list[Sample]"
-    at_rest: "Sample"
+    rests: "tuple[Sample, Sample]"
     books: "Books"
     has_settled: bool
 
@@ -82,7 +86,7 @@ def soak(folder: Path, policy: Path, options: argparse.Namespace) -> dict[str, A
 
 
 def observe(live: "LiveRun", folder: Path, options: argparse.Namespace) -> Observed:
-    """Samples a run while it trains, and once when it has come to rest."""
+    """Samples a run while it trains, and when it has come to rest."""
     import msgspec
     import redis
 
@@ -93,23 +97,34 @@ def observe(live: "LiveRun", folder: Path, options: argparse.Namespace) -> Obser
     live.wait_until(lambda: (folder / "run" / "metrics.jsonl").is_file(), "it trains")
     configuration = live.configuration
     metrics_urls = {"hub": configuration.inference_hub.address, "agents": configuration.env_agents.address}
-    samples = []
+    samples: list[Sample] = []
+    began = time.monotonic()
     with redis.Redis.from_url(configuration.redis.url) as client, (folder / "samples.jsonl").open("wb") as file:
         ledger = TrainingLedger(client, Keys(configuration.run.id))
-        began, next_at = time.monotonic(), 0.0
-        while time.monotonic() - began < 60 * options.minutes:
-            live.wait_until(lambda: time.monotonic() - began >= next_at, "the next sample")  # noqa: B023 - called at once
-            samples.append(sample(live, client, metrics_urls, began=began))
-            file.write(msgspec.json.encode(samples[-1]) + b"\n")
-            file.flush()
-            next_at += options.interval
-            if len(samples) % SHOWN_EVERY == 1:
-                memory = ", ".join(f"{part} {one.rss_mb:.0f}" for part, one in samples[-1].processes.items())
-                progress = f"[{samples[-1].at_s:5.0f} s of {60 * options.minutes:.0f}]"
-                print(f"{progress} version {samples[-1].version}; MB: {memory}", flush=True)
-        has_settled = live.settle(ledger.books, timeout_s=SETTLE_S)
-        at_rest = sample(live, client, metrics_urls, began=began)
-        return Observed(configuration, samples, at_rest, ledger.books(), has_settled)
+
+        def load(seconds: float) -> None:
+            begins_at = time.monotonic()
+            while (since_s := time.monotonic() - begins_at) < seconds:
+                samples.append(sample(live, client, metrics_urls, began=began))
+                file.write(msgspec.json.encode(samples[-1]) + b"\n")
+                file.flush()
+                if len(samples) % SHOWN_EVERY == 1:
+                    memory = ", ".join(f"{part} {one.rss_mb:.0f}" for part, one in samples[-1].processes.items())
+                    progress = f"[{samples[-1].at_s:5.0f} s of {60 * options.minutes + REST_S:.0f}]"
+                    print(f"{progress} version {samples[-1].version}; MB: {memory}", flush=True)
+                live.pause(max(0.0, since_s + options.interval - (time.monotonic() - begins_at)))
+
+        def rest() -> "tuple[Sample, bool]":
+            has_settled = live.settle(ledger.books, timeout_s=SETTLE_S)
+            live.pause(REST_S)
+            return sample(live, client, metrics_urls, began=began), has_settled
+
+        load(60 * options.warm_up)
+        first, _ = rest()
+        live.resume()
+        load(60 * (options.minutes - options.warm_up))
+        last, has_settled = rest()
+        return Observed(configuration, samples, (first, last), ledger.books(), has_settled)
 
 
 def reported(observed: Observed, folder: Path, *, minutes: float, warm_up_s: float) -> dict[str, Any]:
@@ -118,8 +133,8 @@ def reported(observed: Observed, folder: Path, *, minutes: float, warm_up_s: flo
     from benchmarks.soak.plot import plot
     from shared.keys import Keys
 
-    samples, at_rest, books = observed.samples, observed.at_rest, observed.books
-    growths = growth.all_growth(growth.after_warm_up(samples, warm_up_s))
+    samples, at_rest, books = observed.samples, observed.rests[-1], observed.books
+    growths = growth.all_growth(growth.after_warm_up(samples, warm_up_s), observed.rests)
     leaked = growth.leaked(growths)
     known = {name for name in dir(Keys) if isinstance(getattr(Keys, name), property)} | {"recent"}
     left = growth.leaked_keys(

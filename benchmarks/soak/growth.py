@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.soak.sampling import ProcessSample, Sample
+from benchmarks.soak.sampling import Sample
 from shared.configuration import RolloutSection
 
 WINDOW = 0.2
@@ -13,8 +13,8 @@ WINDOW = 0.2
 MAX_GROWTH = 0.05
 MIN_GROWTH_MB = 1.0
 """Less is what lies in Redis at one moment or another."""
-MAX_MORE = {"num_files": 4, "num_connections": 4, "num_threads": 4, "num_tasks": 8}
-"""What may be more at the end than after the warm-up: these follow the load, which goes up and down."""
+MAX_MORE = {"num_files": 4, "num_connections": 4, "num_threads": 4, "num_tasks": 4}
+"""What may be more at the last rest than at the first. A pool of Redis's connections keeps as many as were ever busy at once."""
 FIELDS_OF_A_GROUP = 2
 """In `finished`, beside one for each episode."""
 NUM_CLIENTS = 4
@@ -23,7 +23,7 @@ NUM_CLIENTS = 4
 
 @dataclass(frozen=True)
 class Growth:
-    """Of one quantity, between the medians of the first and the last fifth of the samples after the warm-up."""
+    """Of one quantity, between two moments or the medians of two stretches."""
 
     part: str
     quantity: str
@@ -40,7 +40,7 @@ def after_warm_up(samples: Sequence[Sample], warm_up_s: float) -> list[Sample]:
 
 
 def growth(samples: Sequence[Sample], part: str, quantity: str) -> Growth | None:
-    """None where the part does not tell it. Args: samples: after the warm-up, at least one."""
+    """Between the medians of the first and the last fifth; None where the part does not tell it. Args: samples: at least one."""
     return _between(samples, part, quantity, lambda sample: getattr(sample.processes[part], quantity))
 
 
@@ -48,10 +48,12 @@ def redis_growth(samples: Sequence[Sample]) -> Growth | None:
     return _between(samples, "redis", "used_memory_mb", lambda sample: sample.redis_memory_mb)
 
 
-def all_growth(samples: Sequence[Sample]) -> list[Growth]:
+def all_growth(samples: Sequence[Sample], rests: tuple[Sample, Sample]) -> list[Growth]:
+    """Of memory under load, and of what follows the load between two rests. Args: samples: after the warm-up."""
     parts = sorted(samples[0].processes)
-    found = [growth(samples, part, quantity) for part in parts for quantity in ProcessSample.__struct_fields__]
-    return [one for one in [*found, redis_growth(samples)] if one is not None]
+    memory = [*(growth(samples, part, "rss_mb") for part in parts), redis_growth(samples)]
+    counts = [growth(rests, part, quantity) for part in parts for quantity in MAX_MORE]
+    return [one for one in [*memory, *counts] if one is not None]
 
 
 def leaked(growths: Sequence[Growth]) -> list[Growth]:
