@@ -78,7 +78,7 @@ lock: install ## choose the images' packages anew: what the tests run with in .v
 chaos: install ## kill and stop the processes of a real run for 5 minutes, and account for every trajectory (about 9 minutes)
 	@$(BIN)/python -m benchmarks.chaos
 
-soak: install ## the whole run under load for half an hour, and what grew (about 33 minutes)
+soak: install ## the whole run under load for half an hour, and what grew (about 36 minutes)
 	@$(BIN)/python -m benchmarks.soak
 
 bench-hub: install ## the hub beside smg and sglang-router (about 10 minutes on an idle machine)

@@ -1,6 +1,7 @@
 """One update of a small fixed batch with its gradient caught before the step; also the script that two ranks run."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -113,7 +114,15 @@ def main(arguments: list[str]) -> None:
         assert saved.problem is None
     if ranks.rank() == 0:
         torch.save(results, output)
+    end_rank()
+
+
+def end_rank() -> None:
+    """Ends this process when all are done, without the interpreter's own end, in which gloo's threads now and then abort it."""
+    ranks.barrier()
     torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tests.trainer.learning import batch, learn, plan, section
+from tests.trainer.learning import batch, end_rank, learn, plan, section
 from tests.trainer.test_guards import is_same, poisoned, state
 from trainer import ranks
 from trainer.model import start_ranks
@@ -31,7 +31,7 @@ def main(model_path: str, directory: str) -> None:
         "learns_again": again.skipped is None and not is_same(state(learner), before),
     }
     (Path(directory) / f"rank{ranks.rank()}.json").write_text(json.dumps(seen))
-    torch.distributed.destroy_process_group()
+    end_rank()
 
 
 if __name__ == "__main__":

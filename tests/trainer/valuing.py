@@ -13,7 +13,7 @@ from deepspeed.utils import safe_get_full_grad
 
 from shared.configuration import TrainerSection
 from shared.trajectory import Trajectory, Turn
-from tests.trainer.learning import section
+from tests.trainer.learning import end_rank, section
 from tests.trainer.records import VOCABULARY, trajectory
 from trainer import ranks
 from trainer.batching import BatchPlan, PlannedSequence, SequenceCost, mini_batches, plan_update
@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> None:
         results.append({"loss": learned.measures.loss, "values": learned.values, "gradients": gradients})
     if ranks.rank() == 0:
         torch.save(results, output)
-    torch.distributed.destroy_process_group()
+    end_rank()
 
 
 if __name__ == "__main__":
