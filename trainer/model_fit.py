@@ -15,6 +15,8 @@ from shared.errors import ConfigurationError
 
 Shapes = Mapping[str, tuple[int, ...]]
 MAX_NAMED = 12
+LONGEST_REASON = 300
+"""Of what transformers says, in characters: it lists every model that there is."""
 
 
 def differences(ours: Shapes, theirs: Shapes) -> list[str]:
@@ -53,7 +55,7 @@ def model_check(config: Any) -> Callable[[str, str], None]:
         except (ValueError, OSError) as error:
             raise ConfigurationError(
                 f"engine {engine_url} must serve the model of run.model_path, and its own, {model_path!r}, is no causal language "
-                f"model that transformers knows: {error}; start the engine with the model of the run file"
+                f"model that transformers knows: {str(error)[:LONGEST_REASON]}; start the engine with the model of the run file"
             ) from error
         if found := differences(shapes_of(config), theirs):
             more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""

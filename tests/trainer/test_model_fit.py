@@ -42,8 +42,9 @@ def test_an_engine_with_another_model_is_named_with_what_differs(tmp_path):
 )
 def test_an_engine_with_a_model_of_an_unknown_kind_is_named(tmp_path, described):
     (tmp_path / "config.json").write_text(described)
-    with pytest.raises(ConfigurationError, match=r"engine http://10\.0\.0\.7:30000 must serve the model of run.model_path"):
+    with pytest.raises(ConfigurationError, match=r"engine http://10\.0\.0\.7:30000 must serve the model") as error:
         model_check(config())("http://10.0.0.7:30000", str(tmp_path))
+    assert len(str(error.value)) < 1_000
 
 
 def test_the_same_model_and_one_that_cannot_be_seen_pass(tmp_path):
